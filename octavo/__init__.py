@@ -1,0 +1,43 @@
+"""Octavo: a small, fast LLM inference and serving engine.
+
+The public list, imported on first use: `import octavo` itself loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.base.errors import OctavoError as OctavoError
+    from octavo.config.engine import EngineConfig as EngineConfig
+    from octavo.llm import LLM as LLM
+    from octavo.llm import AsyncLLM as AsyncLLM
+    from octavo.protocol.output import CompletionOutput as CompletionOutput
+    from octavo.protocol.output import Logprob as Logprob
+    from octavo.protocol.output import RequestOutput as RequestOutput
+    from octavo.protocol.sampling import SamplingParams as SamplingParams
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "LLM": "octavo.llm",
+    "AsyncLLM": "octavo.llm",
+    "EngineConfig": "octavo.config.engine",
+    "SamplingParams": "octavo.protocol.sampling",
+    "RequestOutput": "octavo.protocol.output",
+    "CompletionOutput": "octavo.protocol.output",
+    "Logprob": "octavo.protocol.output",
+    "OctavoError": "octavo.base.errors",
+}
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "Logprob", "OctavoError", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

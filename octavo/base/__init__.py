@@ -1,0 +1,1 @@
+"""What every room may use: errors, logging, environment, registries and plain facts. Standard library only."""

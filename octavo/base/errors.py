@@ -1,0 +1,87 @@
+"""The exception tree. Each error knows its HTTP status, so every face reports it alike.
+
+Errors for users say what is wrong, where (`field`), and which values are allowed. Invariants of our own code are
+`assert`s, not errors.
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Root of all errors raised on purpose. `status` is the HTTP status, `kind` OpenAI's error type."""
+
+    status = 500
+    kind = "internal_error"
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class InvalidRequestError(OctavoError, ValueError):
+    """A request that cannot be served as it stands; `field` names the offending field."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class UnsupportedError(InvalidRequestError):
+    """A legal request for something this build or model does not do."""
+
+
+class NotFoundError(OctavoError):
+    """An unknown model, route or object."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+class QueueFullError(OctavoError):
+    """The waiting queue is at its limit. `retry_after` is in seconds."""
+
+    status = 429
+    kind = "overloaded_error"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDeadError(OctavoError):
+    """The engine process is gone or no longer answers; nothing can be generated."""
+
+    status = 503
+    kind = "engine_dead_error"
+
+
+class ShuttingDownError(OctavoError):
+    """The server drains: running requests finish, new ones are refused."""
+
+    status = 503
+    kind = "shutting_down_error"
+
+
+class GenerationError(OctavoError):
+    """Generation of one request failed (NaN logits, failed transfer); other requests are not touched."""
+
+    kind = "generation_error"
+
+
+class ConfigError(OctavoError, ValueError):
+    """An engine option that is unknown, out of range or does not fit the model or device; raised at start."""
+
+    status = 400
+    kind = "config_error"
+
+
+class CheckpointError(OctavoError):
+    """A checkpoint that is missing, damaged or not understood; names the file, tensor or key."""
+
+    kind = "checkpoint_error"
+
+
+class PluginError(OctavoError):
+    """An unknown registry name, or a plugin that failed to import."""
+
+    kind = "plugin_error"

@@ -1,0 +1,21 @@
+"""Logging: one format for every process, to standard error."""
+
+from __future__ import annotations
+
+import logging
+
+from octavo.base.env import read_env
+
+_FORMAT = "%(levelname).1s %(asctime)s %(name)s] %(message)s"
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module; the first call sets up the `octavo` root logger."""
+    root = logging.getLogger("octavo")
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
+        root.addHandler(handler)
+        root.setLevel(read_env().log_level)
+        root.propagate = False
+    return logging.getLogger(name)

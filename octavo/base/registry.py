@@ -1,0 +1,43 @@
+"""Registries: a name maps to `module:attribute`, imported on first use.
+
+Everything that can be added to Octavo (models, formats, devices, drafters, connectors, dialects) is a row in one of these.
+Other packages add rows through entry points (`octavo.base.plugins`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from octavo.base.errors import PluginError
+from octavo.base.naming import unknown_name
+
+
+class Registry:
+    """Names to import paths of one kind of thing. Rows may be added before start, never changed."""
+
+    def __init__(self, kind: str, rows: Mapping[str, str]) -> None:
+        self.kind = kind
+        self._rows = dict(rows)
+
+    def add(self, name: str, path: str) -> None:
+        """Add a row `name -> "module:attribute"`; raises PluginError if the name is taken by another path."""
+        if self._rows.setdefault(name, path) != path:
+            raise PluginError(f"{self.kind} {name!r} is already registered as {self._rows[name]}")
+
+    def load(self, name: str) -> Any:
+        """Import and return what `name` stands for; raises PluginError for an unknown name or a failed import."""
+        if name not in self._rows:
+            raise PluginError(unknown_name(self.kind, name, self._rows))
+        module, _, attribute = self._rows[name].partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise PluginError(f"{self.kind} {name!r} ({self._rows[name]}) failed to import: {error}") from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)

@@ -1,0 +1,38 @@
+"""One engine's configuration, composed of one record per concern."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from octavo.base.errors import ConfigError
+from octavo.base.naming import unknown_name
+from octavo.config.cache import CacheConfig
+from octavo.config.model import ModelConfig
+from octavo.config.schedule import ScheduleConfig
+
+# Other spellings of options that scripts in the wild use.
+_ALIASES = {"kv_cache_memory_bytes": "kv_cache_memory", "num_gpu_blocks_override": "num_pages"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is made from."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    @staticmethod
+    def from_options(options: Mapping[str, Any]) -> EngineConfig:
+        """Build from flat options (`max_model_len=…`); raises ConfigError for an unknown name or a value out of range."""
+        concerns: dict[str, Any] = {"model": ModelConfig, "cache": CacheConfig, "schedule": ScheduleConfig}
+        homes = {declared.name: concern for concern, cls in concerns.items() for declared in fields(cls)}
+        split: dict[str, dict[str, Any]] = {concern: {} for concern in concerns}
+        for given, value in options.items():
+            name = _ALIASES.get(given, given)
+            if name not in homes:
+                raise ConfigError(unknown_name("engine option", given, [*homes, *_ALIASES]), field=given)
+            split[homes[name]][name] = value
+        return EngineConfig(**{concern: cls(**split[concern]) for concern, cls in concerns.items()})

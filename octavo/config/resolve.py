@@ -1,0 +1,59 @@
+"""From what was asked for to what is done: pure, with the reason of every decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.base.errors import ConfigError
+from octavo.base.facts import DeviceFacts, ModelFacts
+from octavo.config.engine import EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """An engine's settled choices. depth: plans in flight. decisions: what was decided, and why, one line each."""
+
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    depth: int
+    decisions: tuple[str, ...]
+
+
+def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> ResolvedConfig:
+    """Settle every open choice; raises ConfigError where a request cannot be met."""
+    decisions: list[str] = []
+    dtype = _dtype(config, model, device, decisions)
+    max_model_len = config.model.max_model_len or model.max_position
+    if max_model_len > model.max_position:
+        raise ConfigError(
+            f"max_model_len must be at most the model's {model.max_position} positions, not {max_model_len}",
+            field="max_model_len",
+        )
+    source = "asked for" if config.model.max_model_len else "the model's own"
+    decisions.append(f"max_model_len {max_model_len}: {source}")
+    depth = 2 if config.schedule.async_scheduling else 1
+    decisions.append(f"{depth} plan(s) in flight: async_scheduling is {config.schedule.async_scheduling}")
+    return ResolvedConfig(
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=config.schedule.max_num_seqs,
+        max_num_batched_tokens=config.schedule.max_num_batched_tokens,
+        depth=depth,
+        decisions=tuple(decisions),
+    )
+
+
+def _dtype(config: EngineConfig, model: ModelFacts, device: DeviceFacts, decisions: list[str]) -> str:
+    asked = config.model.dtype
+    if asked != "auto":
+        if asked not in device.dtypes:
+            raise ConfigError(f"dtype {asked} is not one of {device.name}'s: {', '.join(device.dtypes)}", field="dtype")
+        decisions.append(f"dtype {asked}: asked for")
+        return asked
+    if model.dtype in device.dtypes:
+        decisions.append(f"dtype {model.dtype}: the checkpoint's own")
+        return model.dtype
+    decisions.append(f"dtype float32: {device.name} does not compute in the checkpoint's {model.dtype}")
+    return "float32"

@@ -1,0 +1,1 @@
+"""The small door to hardware."""

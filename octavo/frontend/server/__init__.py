@@ -1,0 +1,1 @@
+"""The HTTP server: thin encoders over one internal event stream."""

@@ -1,0 +1,1 @@
+"""What a model file may use: layers that declare logical shapes and roles."""

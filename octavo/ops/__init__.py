@@ -1,0 +1,1 @@
+"""Kernels: tensor in, tensor out."""

@@ -1,0 +1,117 @@
+"""One step: what the scheduler asks of the workers (`StepPlan`) and what they answer (`StepResult`).
+
+Both carry only what changed, in flat arrays indexed by slot. Lengths the host cannot know yet (after a speculative step)
+live on the device; a plan then grants positions and pages as upper bounds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from octavo.protocol.arrays import BoolArray, Float32Array, Int32Array, int32, rows32
+from octavo.protocol.blob import BlobRef
+from octavo.protocol.control import Ack, Control
+from octavo.protocol.sampling import SamplingParams
+
+# Where a page lies, in copies.
+DEVICE, HOST = 0, 1
+# `StepPlan.starts` of a row that goes on from the length the device knows.
+FROM_DEVICE = -1
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence takes a slot. It brings its whole history, so the worker can rebuild all state of the slot.
+
+    generation: counts the slot's owners. tokens: int32, prompt and whatever was generated before a preemption.
+    num_prompt: how many of them are the prompt. num_computed: leading positions whose pages are already filled.
+    """
+
+    slot: int
+    generation: int
+    key: int
+    choice: int
+    tokens: Int32Array
+    num_prompt: int
+    num_computed: int
+    seed: int
+    stop_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """Fill pages of a slot from outside. pages: int32 `[blocks, 3]` of (group, block index, page)."""
+
+    ticket: int
+    slot: int
+    generation: int
+    source: BlobRef
+    pages: Int32Array
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One step for all ranks. n rows, each a slot that computes some positions.
+
+    id: counts up by one. slots: int32 [n]. starts: int32 [n], first position computed, or FROM_DEVICE: go on from the
+    device's own length (its last token and any drafts). counts: int32 [n], positions granted, an upper bound for
+    FROM_DEVICE rows. samples: bool [n], whether the row's last position gives tokens.
+    admissions: before the rows. releases: int32, slots given back; their table rows are dead.
+    table: int32 [m, 4] of (group, slot, column, page) written before the rows; column = block index * pages per block + j.
+    copies_before, copies_after: int32 [k, 4] of (from place, from page, to place, to page), done in order.
+    shape: token bucket agreed by ranks that must step together, 0 for none. dummy: compute, but write and answer nothing.
+    """
+
+    id: int
+    slots: Int32Array = msgspec.field(default_factory=int32)
+    starts: Int32Array = msgspec.field(default_factory=int32)
+    counts: Int32Array = msgspec.field(default_factory=int32)
+    samples: BoolArray = msgspec.field(default_factory=lambda: np.zeros(0, np.bool_))
+    admissions: tuple[Admission, ...] = ()
+    releases: Int32Array = msgspec.field(default_factory=int32)
+    table: Int32Array = msgspec.field(default_factory=lambda: rows32([], 4))
+    copies_before: Int32Array = msgspec.field(default_factory=lambda: rows32([], 4))
+    copies_after: Int32Array = msgspec.field(default_factory=lambda: rows32([], 4))
+    transfers: tuple[Transfer, ...] = ()
+    controls: tuple[Control, ...] = ()
+    shape: int = 0
+    dummy: bool = False
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of sampled tokens; t tokens, row-major with the result's ids, k alternatives.
+
+    chosen: float32 [t]. ranks: int32 [t], 1 is the likeliest. top_ids: int32 [t, k]. top: float32 [t, k], falling; a token
+    whose request asked for fewer has -1 ids at the end. wanted: bool [t], False where the request asked for none.
+    """
+
+    wanted: BoolArray
+    chosen: Float32Array
+    ranks: Int32Array
+    top_ids: Int32Array
+    top: Float32Array
+
+
+class RowError(msgspec.Struct, frozen=True, kw_only=True):
+    """Row `row` of the plan failed alone (NaN logits); its sequence ends with an error."""
+
+    row: int
+    message: str
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to plan `plan`. s rows: the plan's sampling rows, in order; t tokens in all.
+
+    offsets: int32 [s + 1] into ids. ids: int32 [t], 0..k sampled tokens a row. draft_offsets, draft_ids: the same for the
+    drafts proposed for the next step (None: no drafter). finished, failed: tickets of transfers that ended.
+    """
+
+    plan: int
+    offsets: Int32Array = msgspec.field(default_factory=lambda: int32([0]))
+    ids: Int32Array = msgspec.field(default_factory=int32)
+    draft_offsets: Int32Array | None = None
+    draft_ids: Int32Array | None = None
+    logprobs: TokenLogprobs | None = None
+    errors: tuple[RowError, ...] = ()
+    finished: tuple[int, ...] = ()
+    failed: tuple[int, ...] = ()
+    acks: tuple[Ack, ...] = ()

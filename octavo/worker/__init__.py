@@ -1,0 +1,1 @@
+"""Does what plans say; the only place where device state lives."""

@@ -1,0 +1,1 @@
+"""How an engine reaches its workers."""
