@@ -13,7 +13,9 @@ class CacheConfig:
 
     kv_cache_memory: int | None = option(None, "bytes of the page pool; sized from free memory if not given", low=1)
     gpu_memory_utilization: float = option(0.9, "the pool may fill device memory up to this share", low=0.01, high=1.0)
-    block_size: int | None = option(None, "tokens per block, a multiple of 8; the solver's choice if not given", low=8, high=1024)
+    block_size: int | None = option(
+        None, "tokens per block, a multiple of 8; the solver's choice if not given", low=8, high=1024
+    )
     enable_prefix_caching: bool = option(True, "requests that begin alike share pages")
     num_pages: int | None = option(None, "exact number of pages, for tests", low=1)
 

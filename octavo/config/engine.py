@@ -13,7 +13,7 @@ from octavo.config.model import ModelConfig
 from octavo.config.schedule import ScheduleConfig
 
 # Other spellings of options that scripts in the wild use.
-_ALIASES = {"kv_cache_memory_bytes": "kv_cache_memory", "num_gpu_blocks_override": "num_pages"}
+ALIASES = {"kv_cache_memory_bytes": "kv_cache_memory", "num_gpu_blocks_override": "num_pages"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class EngineConfig:
         homes = {declared.name: concern for concern, cls in concerns.items() for declared in fields(cls)}
         split: dict[str, dict[str, Any]] = {concern: {} for concern in concerns}
         for given, value in options.items():
-            name = _ALIASES.get(given, given)
+            name = ALIASES.get(given, given)
             if name not in homes:
-                raise ConfigError(unknown_name("engine option", given, [*homes, *_ALIASES]), field=given)
+                raise ConfigError(unknown_name("engine option", given, [*homes, *ALIASES]), field=given)
             split[homes[name]][name] = value
         return EngineConfig(**{concern: cls(**split[concern]) for concern, cls in concerns.items()})

@@ -8,7 +8,7 @@ from typing import Any
 from octavo.base.errors import ConfigError
 
 
-def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, metavar: str = "") -> Any:  # noqa: A002
+def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, metavar: str = "") -> Any:
     """Declare an option. `low` and `high` are the inclusive range of a number."""
     return field(default=default, metadata={"help": help, "low": low, "high": high, "metavar": metavar})
 

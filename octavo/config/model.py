@@ -15,11 +15,17 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 class ModelConfig:
     """The model and its tokenizer."""
 
-    model: str = option("demo", "a folder, a .gguf file, a hub name in the local cache, or 'demo' for the embedded model")
+    model: str = option(
+        "demo", "a folder, a .gguf file, a hub name in the local cache, or 'demo' for the embedded model"
+    )
     tokenizer: str | None = option(None, "folder or file of the tokenizer, if it is not the model's own")
     skip_tokenizer_init: bool = option(False, "no tokenizer: token ids in, token ids out")
-    dtype: DType = option("auto", "type of weights and activations; auto takes the checkpoint's own where the device has it")
-    max_model_len: int | None = option(None, "longest prompt and output together, in tokens; the model's own if not given", low=1)
+    dtype: DType = option(
+        "auto", "type of weights and activations; auto takes the checkpoint's own where the device has it"
+    )
+    max_model_len: int | None = option(
+        None, "longest prompt and output together, in tokens; the model's own if not given", low=1
+    )
     load_format: LoadFormat = option("auto", "how weights are stored; dummy makes random ones from the config alone")
     seed: int = option(0, "seed of dummy weights, and of requests that bring none", low=0)
     chat_template: str | None = option(None, "a Jinja chat template, or the path of a file with one")

@@ -35,11 +35,16 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
     decisions.append(f"max_model_len {max_model_len}: {source}")
     depth = 2 if config.schedule.async_scheduling else 1
     decisions.append(f"{depth} plan(s) in flight: async_scheduling is {config.schedule.async_scheduling}")
+    budget = config.schedule.max_num_batched_tokens
+    if budget is None:
+        # A step of a CPU must stay short beside running streams; a GPU needs large products.
+        budget = 512 if device.kind == "cpu" else 8192
+        decisions.append(f"max_num_batched_tokens {budget}: fits a {device.kind}")
     return ResolvedConfig(
         dtype=dtype,
         max_model_len=max_model_len,
         max_num_seqs=config.schedule.max_num_seqs,
-        max_num_batched_tokens=config.schedule.max_num_batched_tokens,
+        max_num_batched_tokens=budget,
         depth=depth,
         decisions=tuple(decisions),
     )

@@ -13,8 +13,12 @@ class ScheduleConfig:
     """Limits of a step and of the queue."""
 
     max_num_seqs: int = option(256, "sequences that run at once", low=1, high=65536)
-    max_num_batched_tokens: int = option(2048, "tokens computed in one step, prompts and outputs together", low=1)
-    scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", "first come first served, or lowest priority number first")
+    max_num_batched_tokens: int | None = option(
+        None, "tokens computed in one step, prompts and outputs together; 512 on a CPU, 8192 elsewhere if not given", low=1
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = option(
+        "fcfs", "first come first served, or lowest priority number first"
+    )
     async_scheduling: bool = option(True, "plan one step ahead of the device")
     max_num_queued_reqs: int = option(0, "waiting requests beyond which new ones get 429; 0 is no limit", low=0)
 

@@ -13,7 +13,9 @@ class ServeConfig:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
-    served_model_name: tuple[str, ...] = option((), "names of the model in the API, the first is shown; its path if not given")
+    served_model_name: tuple[str, ...] = option(
+        (), "names of the model in the API, the first is shown; its path if not given"
+    )
     shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM", low=0.0)
     max_body_bytes: int = option(32 * 2**20, "largest request body", low=1024)
     max_logprobs: int = option(20, "alternatives per token that a request may ask for", low=0)

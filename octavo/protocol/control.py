@@ -10,9 +10,7 @@ When = Literal["at_once", "at_plan", "after_drain"]
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, kw_only=True, tag="reset_prefix_cache"):
-    """Forget every cached block. Refused (`Ack.ok` False) while a running request holds pages, unless `force`."""
-
-    force: bool = False
+    """Forget every cached block. Running requests keep their pages; nobody can find them any more."""
 
 
 class Barrier(msgspec.Struct, frozen=True, kw_only=True, tag="barrier"):
@@ -32,7 +30,7 @@ Command = ResetPrefixCache | Barrier | Call
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
     """One command and when it takes effect.
 
-    at_once: with the next plan. at_plan: with plan number `plan` or the first later one. after_drain: with the first plan
+    at_once: with the next plan. at_plan: with plan number `plan` or the first later one, or when the engine is idle. after_drain: with the first plan
     after everything admitted has finished; nothing new is admitted meanwhile.
     """
 

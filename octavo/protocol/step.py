@@ -40,7 +40,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """Fill pages of a slot from outside. pages: int32 `[blocks, 3]` of (group, block index, page)."""
+    """Fill pages of a slot from outside. pages: int32 `[m, 3]` of (group, column, page), as in a plan's table."""
 
     ticket: int
     slot: int

@@ -68,7 +68,9 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> tuple[str, ...]:
         """Return the decisions in words, for logs and `octavo doctor`."""
-        lines = [f"page {self.page_bytes} bytes, {self.padding():.1%} padding, prefixes in units of {self.hash_unit} tokens"]
+        lines = [
+            f"page {self.page_bytes} bytes, {self.padding():.1%} padding, prefixes in units of {self.hash_unit} tokens"
+        ]
         for group in self.groups:
             what = f"window {group.kept.window}" if group.kept.window is not None else "full"
             lines.append(

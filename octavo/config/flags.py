@@ -1,0 +1,301 @@
+"""Command-line flags and the flags page, both generated from the option records: a flag is one dataclass field.
+
+`--max-model-len` and `--max_model_len` are the same flag. Whole numbers may end in k, m, g (1000s) or K, M, G, KiB,
+MiB, GiB (1024s).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from typing import Any, NoReturn
+
+from octavo.base.naming import nearest
+from octavo.config.cache import CacheConfig
+from octavo.config.engine import ALIASES, EngineConfig
+from octavo.config.model import ModelConfig
+from octavo.config.schedule import ScheduleConfig
+from octavo.config.serve import ServeConfig
+
+_ENGINE_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig)
+_SERVE_RECORDS: tuple[type[Any], ...] = (ServeConfig,)
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+_WHOLE = re.compile(r"(-?\d+)(k|m|g|KiB|MiB|GiB|K|M|G|)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One option as the command line sees it. kind: bool, int, float or str; many: takes several values."""
+
+    name: str
+    kind: type
+    many: bool
+    optional: bool
+    choices: tuple[str, ...]
+    default: Any
+    meaning: str
+    low: float | None
+    high: float | None
+
+    @property
+    def spelling(self) -> str:
+        """The flag with its dashes."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def value(self) -> str:
+        """What stands after the flag, for people."""
+        if self.kind is bool:
+            return ""
+        shown = "|".join(self.choices) or {int: "N", float: "X", str: "TEXT"}[self.kind]
+        return f"{shown} ..." if self.many else shown
+
+    @property
+    def default_text(self) -> str:
+        """The default, for people."""
+        if self.default is None or self.default == ():
+            return "none"
+        if self.kind is bool:
+            return "on" if self.default else "off"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    @property
+    def range_text(self) -> str:
+        """The allowed numbers, for people; empty where there is no limit."""
+        if self.low is not None and self.high is not None:
+            return f"{self.low:.10g} to {self.high:.10g}"
+        if self.low is not None:
+            return f"at least {self.low:.10g}"
+        return "" if self.high is None else f"at most {self.high:.10g}"
+
+
+def flags_of(record: type[Any]) -> tuple[Flag, ...]:
+    """Return the flags of a record of options, in the order of its fields."""
+    hints = typing.get_type_hints(record)
+    return tuple(_flag(declared, hints[declared.name]) for declared in fields(record))
+
+
+def _flag(declared: Field[Any], hint: Any) -> Flag:
+    many = typing.get_origin(hint) is tuple
+    optional = isinstance(hint, types.UnionType) and types.NoneType in typing.get_args(hint)
+    if many or optional:
+        hint = typing.get_args(hint)[0]
+    choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+    kind = str if choices else hint
+    assert kind in (bool, int, float, str), f"{declared.name}: no flag can be made of {hint}"
+    return Flag(
+        name=declared.name,
+        kind=kind,
+        many=many,
+        optional=optional,
+        choices=choices,
+        default=declared.default,
+        meaning=declared.metadata["help"],
+        low=declared.metadata["low"],
+        high=declared.metadata["high"],
+    )
+
+
+class FlagParser(argparse.ArgumentParser):
+    """argparse that takes dashes and underscores alike and answers an unknown flag with the nearest known one."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Parse as argparse does; an unknown flag ends the program with the nearest known name."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown[0])
+        return parsed
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Parse as argparse does, with underscores in flag names read as dashes."""
+        assert args is not None, "the command line is handed over explicitly"
+        return super().parse_known_args(list(_dashed(args)), namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with status 2 and one line that says what is wrong."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def _refuse(self, given: str) -> NoReturn:
+        name = given.split("=")[0]
+        if not name.startswith("-"):
+            self.error(f"unexpected argument {given!r}")
+        guess = nearest(name, [flag for flag in self._option_string_actions if flag.startswith("--")])
+        self.error(f"unknown flag {name}" + (f"; did you mean {guess}?" if guess else ""))
+
+
+def _dashed(arguments: Sequence[str]) -> Iterator[str]:
+    for position, argument in enumerate(arguments):
+        if argument == "--":
+            yield from arguments[position:]
+            return
+        name, equals, value = argument.partition("=")
+        yield name.replace("_", "-") + equals + value if name.startswith("--") else argument
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Let the model stand first, without its flag."""
+    flag = next(flag for flag in flags_of(ModelConfig) if flag.name == "model")
+    text = f"{flag.meaning} (default {flag.default_text})"
+    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of EngineConfig, one group per concern. Flags not given leave no attribute behind."""
+    _add(parser, _ENGINE_RECORDS)
+    for alias in ALIASES:
+        original = next(flag for flag in _all_flags(_ENGINE_RECORDS) if flag.name == ALIASES[alias])
+        parser.add_argument(
+            _spell(alias), type=_reader(original), dest=original.name, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ServeConfig."""
+    _add(parser, _SERVE_RECORDS)
+
+
+def engine_config(parsed: argparse.Namespace) -> EngineConfig:
+    """Return the engine configuration of a parsed command line; raises ConfigError for a value out of range."""
+    return EngineConfig.from_options(given_options(parsed))
+
+
+def serve_config(parsed: argparse.Namespace) -> ServeConfig:
+    """Return the server configuration of a parsed command line; raises ConfigError for a value out of range."""
+    return ServeConfig(**_given(parsed, _SERVE_RECORDS))
+
+
+def given_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the engine's options that were on the command line."""
+    return _given(parsed, _ENGINE_RECORDS)
+
+
+def command_line(options: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that give these options: the inverse of parsing."""
+    known = {flag.name: flag for flag in _all_flags((*_ENGINE_RECORDS, *_SERVE_RECORDS))}
+    arguments: list[str] = []
+    for name, value in options.items():
+        flag = known[name]
+        if flag.kind is bool:
+            arguments.append(flag.spelling if value else _spell("no_" + name))
+        elif flag.many:
+            arguments += [flag.spelling, *(str(one) for one in value)]
+        else:
+            arguments.append(f"{flag.spelling}={value}")
+    return arguments
+
+
+def render_markdown() -> str:
+    """Return the page docs/flags.md: every flag of `octavo serve`, one table per concern."""
+    lines = ["# Flags of `octavo serve`", "", *_PREFACE, ""]
+    for record in (*_ENGINE_RECORDS, *_SERVE_RECORDS):
+        lines += [f"## {_title(record)}", "", "| Flag | Value | Default | Range | Meaning |", "|---|---|---|---|---|"]
+        for flag in flags_of(record):
+            spelling = f"`{flag.spelling}`" + (f", `{_spell('no_' + flag.name)}`" if flag.kind is bool else "")
+            value = flag.value.replace("|", "\\|")
+            row = [spelling, value, f"`{flag.default_text}`", flag.range_text, flag.meaning]
+            lines.append("| " + " | ".join(row) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+_PREFACE = (
+    "Generated by `octavo.config.flags.render_markdown`; a test compares. The same names, with underscores, are the",
+    "arguments of `LLM(...)` and `AsyncLLM(...)`, except for the last section. Dashes and underscores are the same on",
+    "the command line. Whole numbers may end in `k`, `m`, `g` (1000s) or `K`, `M`, `G`, `KiB`, `MiB`, `GiB` (1024s).",
+    "Spellings from vLLM that are also taken: "
+    + ", ".join(f"`--{alias.replace('_', '-')}` for `--{name.replace('_', '-')}`" for alias, name in ALIASES.items())
+    + ".",
+)
+
+
+def _title(record: type[Any]) -> str:
+    assert record.__doc__ is not None
+    return record.__doc__.splitlines()[0].rstrip(".")
+
+
+def _spell(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _all_flags(records: Sequence[type[Any]]) -> Iterator[Flag]:
+    for record in records:
+        yield from flags_of(record)
+
+
+def _given(parsed: argparse.Namespace, records: Sequence[type[Any]]) -> dict[str, Any]:
+    names = {flag.name for flag in _all_flags(records)}
+    return {name: value for name, value in vars(parsed).items() if name in names}
+
+
+def _add(parser: argparse.ArgumentParser, records: Sequence[type[Any]]) -> None:
+    for record in records:
+        group = parser.add_argument_group(_title(record))
+        for flag in flags_of(record):
+            _add_flag(group, flag)
+
+
+def _add_flag(group: Any, flag: Flag) -> None:
+    limits = f"; {flag.range_text}" if flag.range_text else ""
+    text = f"{flag.meaning} (default {flag.default_text}{limits})".replace("%", "%%")
+    if flag.kind is bool:
+        group.add_argument(
+            flag.spelling, action=argparse.BooleanOptionalAction, dest=flag.name, default=argparse.SUPPRESS, help=text
+        )
+        return
+    group.add_argument(
+        flag.spelling,
+        dest=flag.name,
+        type=_reader(flag),
+        action=_Values if flag.many else "store",
+        nargs="+" if flag.many else None,
+        choices=flag.choices or None,
+        default=argparse.SUPPRESS,
+        metavar=None if flag.choices else flag.value.removesuffix(" ..."),
+        help=text,
+    )
+
+
+class _Values(argparse.Action):
+    """Keeps several values as a tuple, as the records do."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, tuple(values))
+
+
+def _reader(flag: Flag) -> Any:
+    return {int: _whole_number, float: _number, str: str}[flag.kind]
+
+
+def _whole_number(text: str) -> int:
+    match = _WHOLE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if value != value or value in (float("inf"), float("-inf")):
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}")
+    return value

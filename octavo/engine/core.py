@@ -1,0 +1,67 @@
+"""The loop: one step at a time, with plans in flight ahead of the device.
+
+`handle` takes messages in, `step` plans, submits, collects the oldest result when no more plans may be in flight, and
+commits it. The caller owns the thread and the way to clients.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from octavo.engine.executor import Executor
+from octavo.engine.schedule.scheduler import Scheduler
+from octavo.protocol.control import Control
+from octavo.protocol.output import EngineStats, TokenDelta
+from octavo.protocol.request import Abort, FinishChoice, FrontMessage, Request
+
+
+class EngineCore:
+    """One engine: a scheduler, an executor, and up to `depth` plans between them."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, depth: int) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._depth = depth
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do or to say."""
+        return self._scheduler.busy
+
+    def stats(self) -> EngineStats:
+        """Return gauges and totals as they are now."""
+        return self._scheduler.stats()
+
+    def handle(self, message: FrontMessage) -> None:
+        """Take one message; it shows in the next step."""
+        match message:
+            case Request():
+                self._scheduler.add(message)
+            case Abort():
+                for key in message.keys.tolist():
+                    self._scheduler.abort(key)
+            case FinishChoice():
+                self._scheduler.finish_choice(message)
+            case Control():
+                self._scheduler.control(message)
+            case _:
+                assert_never(message)
+
+    def step(self, lockstep: int | None = None) -> TokenDelta | None:
+        """Do one step and return what is new for clients, if anything is.
+
+        Raises EngineDeadError when the workers are gone. lockstep: see `Scheduler.plan`.
+        """
+        scheduler = self._scheduler
+        plan = scheduler.plan(lockstep)
+        if plan is not None:
+            self._executor.submit(plan)
+        if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight >= self._depth):
+            result = self._executor.collect()
+            assert result is not None
+            return scheduler.commit(result)
+        return scheduler.news()
+
+    def shutdown(self) -> None:
+        """Free the workers."""
+        self._executor.shutdown()

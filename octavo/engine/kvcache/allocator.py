@@ -1,0 +1,231 @@
+"""The face of the cache that the scheduler uses: match a prefix, extend, fork, slide, publish, release.
+
+A sequence's `Holding` says which blocks it holds in each group, -1 where a block left the window. Changes of the workers'
+page tables gather in `table_rows` and `copies` until a plan takes them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from octavo.engine.kvcache.blocks import BlockPool
+from octavo.engine.kvcache.geometry import Geometry
+from octavo.engine.kvcache.prefix import block_name, chain_next, chain_root, longest_resume
+from octavo.protocol.arrays import Int32Array, rows32
+from octavo.protocol.step import DEVICE
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one sequence holds. chain: unit hashes so far, after the root. published, slid: blocks done per group."""
+
+    root: bytes
+    blocks: list[list[int]]
+    published: list[int]
+    slid: list[int]
+    chain: list[bytes] = field(default_factory=list[bytes])
+
+    def capacity(self, geometry: Geometry) -> int:
+        """Tokens that the blocks held can take."""
+        return min([len(held) * group.block for held, group in zip(self.blocks, geometry.groups, strict=True)])
+
+
+class Allocator:
+    """Pages of all groups. Nothing here knows time: pages given back wait for the plan they are given back after."""
+
+    def __init__(self, geometry: Geometry, num_pages: int, *, identity: str = "", reuse: bool = True) -> None:
+        self.geometry = geometry
+        self.pool = BlockPool(num_pages)
+        self.table_rows: list[tuple[int, int, int, int]] = []
+        self.copies: list[tuple[int, int, int, int]] = []
+        self._identity = identity
+        self._reuse = reuse
+        self._step = math.lcm(*(group.block for group in geometry.groups))
+
+    def hold(self, salt: str) -> Holding:
+        """Return an empty holding."""
+        num_groups = len(self.geometry.groups)
+        root = chain_root(self._identity, salt) if self._reuse else b""
+        return Holding(root, [[] for _ in range(num_groups)], [0] * num_groups, [0] * num_groups)
+
+    def match(self, holding: Holding, tokens: Int32Array) -> int:
+        """Return how many leading tokens can be taken from the cache; the last token is always computed again.
+
+        Takes nothing yet: `adopt` does. Both are called without anything between them.
+        """
+        if not self._reuse:
+            return 0
+        self._chain_to(holding, tokens, len(tokens) - 1)
+        return longest_resume(
+            self.geometry.groups, self._step, len(tokens) - 1, lambda g, i: self._find(holding, g, i) is not None
+        )
+
+    def adopt(self, holding: Holding, slot: int, num_tokens: int) -> None:
+        """Take the matched blocks of the first `num_tokens` tokens."""
+        for g, group in enumerate(self.geometry.groups):
+            held = holding.blocks[g]
+            first = 0
+            if group.kept.window is not None:
+                first = max(0, num_tokens - group.kept.window + 1) // group.block
+            for index in range(num_tokens // group.block):
+                block = self._find(holding, g, index) if index >= first else None
+                assert block is not None or index < first
+                held.append(-1 if block is None else block)
+                if block is not None:
+                    self.pool.share(block)
+                    self._write_table(g, slot, index, block)
+            holding.published[g] = len(held)
+            holding.slid[g] = first
+
+    def cost(self, holding: Holding, num_matched: int, num_tokens: int, ahead: int) -> int:
+        """Return how many available pages a sequence takes that adopts `num_matched` tokens and grows to `num_tokens`.
+
+        `ahead`: tokens computed in one step; a sliding group never holds more than its window and those.
+        """
+        pages = 0
+        for g, group in enumerate(self.geometry.groups):
+            blocks = group.blocks_of(num_tokens) - num_matched // group.block
+            if group.kept.window is not None:
+                blocks = min(blocks, group.blocks_of(group.kept.window + ahead) + 1)
+            pages += max(0, blocks) * group.pages_per_block
+            matched = (self._find(holding, g, index) for index in range(num_matched // group.block))
+            pages += sum(group.pages_per_block for block in matched if block is not None and self.pool.idle(block))
+        return pages
+
+    def lease(self, holding: Holding, num_tokens: int) -> tuple[Int32Array, list[int]]:
+        """Hold the blocks after the first `num_tokens` tokens once more, for a transfer that fills them.
+
+        Returns int32 [pages, 3] of (group, column, page), and the blocks to release when the transfer has ended.
+        """
+        pages: list[tuple[int, ...]] = []
+        leased: list[int] = []
+        for g, group in enumerate(self.geometry.groups):
+            first = num_tokens // group.block
+            for index, block in enumerate(holding.blocks[g][first:], first):
+                self.pool.share(block)
+                leased.append(block)
+                columns = range(index * group.pages_per_block, (index + 1) * group.pages_per_block)
+                pages.extend((g, column, page) for column, page in zip(columns, self.pool.pages(block), strict=True))
+        return rows32(pages, 3), leased
+
+    def pages_to_grow(self, holding: Holding, num_tokens: int) -> int:
+        """Return how many pages `grow` would take."""
+        pages = 0
+        for held, group in zip(holding.blocks, self.geometry.groups, strict=True):
+            missing = -(-num_tokens // group.block) - len(held)
+            if missing > 0:
+                pages += missing * group.pages_per_block
+        return pages
+
+    def fitting(self, holding: Holding, start: int, count: int) -> int:
+        """Return how much of a chunk of `count` tokens from `start` there are pages for: all, or a half of a half of it."""
+        while count and self.pages_to_grow(holding, start + count) > self.pool.available_pages:
+            count //= 2
+        return count
+
+    def grow(self, holding: Holding, slot: int, num_tokens: int) -> bool:
+        """Extend every group to hold `num_tokens` tokens; False, and nothing changed, if pages are short."""
+        if self.pages_to_grow(holding, num_tokens) > self.pool.available_pages:
+            return False
+        for g, group in enumerate(self.geometry.groups):
+            held = holding.blocks[g]
+            for index in range(len(held), -(-num_tokens // group.block)):
+                block = self.pool.allocate(group.pages_per_block)
+                held.append(block)
+                self._write_table(g, slot, index, block)
+        return True
+
+    def fork(self, parent: Holding, child: Holding, slot: int, num_tokens: int) -> bool:
+        """Give the child the parent's first `num_tokens` tokens: full blocks shared, begun ones copied.
+
+        False, and nothing changed, if pages are short or the parent's window has moved past what the child must see.
+        """
+        groups = self.geometry.groups
+        begun = [g for g, group in enumerate(groups) if num_tokens % group.block]
+        if sum(groups[g].pages_per_block for g in begun) > self.pool.available_pages:
+            return False
+        for g, group in enumerate(groups):
+            if group.kept.window is not None:
+                first = max(0, num_tokens - group.kept.window + 1) // group.block
+                if parent.slid[g] > first:
+                    return False
+        child.chain = parent.chain[: num_tokens // self.geometry.hash_unit]
+        for g, group in enumerate(groups):
+            full = num_tokens // group.block
+            for index, block in enumerate(parent.blocks[g][:full]):
+                child.blocks[g].append(block)
+                if block >= 0:
+                    self.pool.share(block)
+                    self._write_table(g, slot, index, block)
+            child.published[g], child.slid[g] = full, parent.slid[g]
+            if g in begun:
+                source = parent.blocks[g][full]
+                block = self.pool.allocate(group.pages_per_block)
+                child.blocks[g].append(block)
+                self._write_table(g, slot, full, block)
+                pages = zip(self.pool.pages(source), self.pool.pages(block), strict=True)
+                self.copies.extend((DEVICE, old, DEVICE, new) for old, new in pages)
+        return True
+
+    def computed(self, holding: Holding, tokens: Int32Array, num_computed: int, plan: int) -> None:
+        """The first `num_computed` tokens are in their pages: publish full blocks, give back what left the window."""
+        if self._reuse:
+            self._chain_to(holding, tokens, num_computed)
+        unit = self.geometry.hash_unit
+        for g, group in enumerate(self.geometry.groups):
+            held = holding.blocks[g]
+            if self._reuse:
+                for index in range(holding.published[g], num_computed // group.block):
+                    if held[index] >= 0:
+                        digest = holding.chain[(index + 1) * group.block // unit - 1]
+                        self.pool.publish(held[index], block_name(g, digest))
+            holding.published[g] = max(holding.published[g], num_computed // group.block)
+            if group.kept.window is not None:
+                for index in range(holding.slid[g], max(0, num_computed - group.kept.window + 1) // group.block):
+                    if held[index] >= 0:
+                        self.pool.release(held[index], plan)
+                        held[index] = -1
+                    holding.slid[g] = index + 1
+
+    def next_event(self, holding: Holding) -> int:
+        """Return the number of computed tokens at which `computed` has something to do next."""
+        soonest = 2**31 - 1
+        for g, group in enumerate(self.geometry.groups):
+            soonest = min(soonest, (holding.published[g] + 1) * group.block)
+            if group.kept.window is not None:
+                soonest = min(soonest, (holding.slid[g] + 1) * group.block + group.kept.window - 1)
+        return soonest
+
+    def release(self, holding: Holding, plan: int) -> None:
+        """Give everything back after `plan`. Later blocks first, so that a shared prefix is forgotten last."""
+        for held in holding.blocks:
+            for block in reversed(held):
+                if block >= 0:
+                    self.pool.release(block, plan)
+            held.clear()
+
+    def take_table(self) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int, int, int]]]:
+        """Return the table rows and copies gathered since the last call."""
+        taken = self.table_rows, self.copies
+        self.table_rows, self.copies = [], []
+        return taken
+
+    def _chain_to(self, holding: Holding, tokens: Int32Array, num_tokens: int) -> None:
+        unit, chain = self.geometry.hash_unit, holding.chain
+        parent = chain[-1] if chain else holding.root
+        for index in range(len(chain), num_tokens // unit):
+            parent = chain_next(parent, tokens[index * unit : (index + 1) * unit].tobytes())
+            chain.append(parent)
+
+    def _find(self, holding: Holding, g: int, index: int) -> int | None:
+        end = (index + 1) * self.geometry.groups[g].block // self.geometry.hash_unit
+        return self.pool.find(block_name(g, holding.chain[end - 1]))
+
+    def _write_table(self, g: int, slot: int, index: int, block: int) -> None:
+        pages = self.pool.pages(block)
+        if len(pages) == 1:
+            self.table_rows.append((g, slot, index, block))
+        else:
+            first = index * len(pages)
+            self.table_rows.extend((g, slot, first + j, page) for j, page in enumerate(pages))

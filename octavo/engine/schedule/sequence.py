@@ -1,0 +1,42 @@
+"""A sequence: one choice of one request. The only mutable record of a request, and known to the scheduler alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.engine.kvcache.allocator import Holding
+from octavo.protocol.arrays import Int32Array
+from octavo.protocol.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice. order: its place in every queue, smaller first. slot: -1 while it waits.
+
+    tokens: its history while it waits (a running sequence's lies in the slot table). children: choices that fork from it
+    once its prompt is computed; parent: where a waiting choice forks from. num_cached: prompt tokens found in the cache.
+    reserved: pages that the rest of its prefill will take.
+    """
+
+    request: Request
+    choice: int
+    order: tuple[int, int, int]
+    tokens: Int32Array
+    slot: int = -1
+    holding: Holding | None = None
+    parent: Sequence | None = None
+    children: list[Sequence] = field(default_factory=list["Sequence"])
+    num_cached: int = 0
+    reserved: int = 0
+    started: bool = False
+    ended: bool = False
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.tokens)
+
+    @property
+    def limit(self) -> int:
+        """Length of prompt and output at which it ends."""
+        return self.num_prompt + self.request.max_tokens

@@ -1,0 +1,52 @@
+"""How many bytes the page pool may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.base.errors import ConfigError
+from octavo.engine.kvcache.geometry import solve
+from octavo.protocol.kept import KeptLayer
+from octavo.worker.spec import WorkerSpec
+
+# On a host other programs want memory too, and so do activations.
+_HOST_SHARE = 0.5
+
+
+def pool_bytes(
+    spec: WorkerSpec, layers: Sequence[KeptLayer], *, kind: str, free: int, total: int
+) -> tuple[int, tuple[str, ...]]:
+    """Return the bytes that the pool may take, and the arithmetic in words.
+
+    kind: of the device ("cpu", "cuda"). free, total: its memory in bytes, measured with the weights loaded. Raises ConfigError
+    when `kv_cache_memory` is more than is free, or nothing is left.
+    """
+    if spec.kv_cache_memory is not None:
+        if spec.kv_cache_memory > free:
+            raise ConfigError(
+                f"kv_cache_memory must be at most the {_mib(free)} that are free once the weights are loaded, "
+                f"not {_mib(spec.kv_cache_memory)}",
+                field="kv_cache_memory",
+            )
+        return spec.kv_cache_memory, (f"page pool {_mib(spec.kv_cache_memory)}: asked for",)
+    share = spec.memory_utilization
+    if kind == "cpu":
+        allowed = int(free * _HOST_SHARE * share)
+        reason = f"{_HOST_SHARE:g} of {_mib(free)} free, times utilization {share:g}"
+    else:
+        allowed = int(free - (1.0 - share) * total)
+        reason = f"{_mib(free)} free, less {1.0 - share:.2g} of {_mib(total)} kept back"
+    if allowed <= 0:
+        raise ConfigError(f"no memory is left for the page pool: {reason}", field="gpu_memory_utilization")
+    if kind != "cpu":
+        return allowed, (f"page pool {_mib(allowed)}: {reason}",)
+    geometry = solve(layers)
+    useful = spec.max_num_seqs * geometry.pages_of(spec.max_model_len) * geometry.page_bytes
+    needed = f"{spec.max_num_seqs} sequences of {spec.max_model_len} tokens take {_mib(useful)}"
+    return min(allowed, useful), (
+        f"page pool {_mib(min(allowed, useful))}: the lesser of {_mib(allowed)} ({reason}) and what {needed}",
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

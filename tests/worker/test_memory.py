@@ -1,0 +1,49 @@
+"""How large the pool may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.base.errors import ConfigError
+from octavo.engine.kvcache.geometry import solve
+from octavo.protocol.kept import KeptLayer, KeptTokens, Plane
+from octavo.worker.memory import pool_bytes
+from tests.worker.toy import toy_spec
+
+GIB = 2**30
+PLANES = (Plane(name="key", heads=4, dim=64, dtype="float32", itemsize=4),)
+LAYERS = tuple(KeptLayer(layer=i, kept=KeptTokens(planes=PLANES), blocks=(16, 32)) for i in range(6))
+
+
+def size(kind="cpu", free=10 * GIB, total=16 * GIB, **changes):
+    return pool_bytes(toy_spec(**changes), LAYERS, kind=kind, free=free, total=total)
+
+
+def test_an_exact_size_is_taken_as_it_is():
+    assert size(kv_cache_memory=12345678)[0] == 12345678
+
+
+def test_more_than_is_free_is_refused_with_both_numbers():
+    with pytest.raises(ConfigError, match=r"at most the 10,240 MiB .* not 11,264 MiB") as caught:
+        size(kv_cache_memory=11 * GIB)
+    assert caught.value.field == "kv_cache_memory"
+
+
+def test_a_host_gives_half_of_what_is_free():
+    got, decisions = size(max_model_len=8192, max_num_seqs=1024, memory_utilization=0.8)
+    assert got == int(10 * GIB * 0.5 * 0.8)
+    assert "4,096 MiB" in decisions[0]
+    assert "10,240 MiB free" in decisions[0]
+
+
+def test_a_host_gives_no_more_than_all_slots_can_use():
+    got, _ = size(max_model_len=1000, max_num_seqs=3)
+    shape = solve(LAYERS)
+    assert got == 3 * shape.pages_of(1000) * shape.page_bytes
+    assert got >= 3 * 1000 * 6 * PLANES[0].bytes_per_token
+
+
+def test_an_accelerator_keeps_its_share_back():
+    assert size(kind="cuda", free=10 * GIB, total=16 * GIB, memory_utilization=0.75)[0] == 6 * GIB
+    with pytest.raises(ConfigError, match="no memory is left"):
+        size(kind="cuda", free=GIB, total=16 * GIB, memory_utilization=0.75)
