@@ -279,6 +279,8 @@ class Scheduler:
         self.tally.acks.extend(result.acks)
         self._done_plan = plan.id
         self._reclaim()
+        # Pages and slots that waited for the last plan are back: gauges must not stay at what they were before.
+        self.tally.changed |= not self._in_flight
         return self.news()
 
     def news(self) -> TokenDelta | None:

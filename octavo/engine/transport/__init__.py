@@ -1,1 +1,1 @@
-"""Messages between processes."""
+"""Messages between fronts and an engine in another process: zmq over ipc sockets in a private folder, msgpack inside."""

@@ -1,0 +1,51 @@
+"""The host's processor as a device."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.base.facts import DeviceFacts
+from octavo.device.host import host_arch, host_cores, host_memory
+
+
+class CpuDevice:
+    """A `Device` over the cores and the memory that this process may use."""
+
+    def __init__(self) -> None:
+        name, arch, features = host_arch()
+        # No float16: processors have no fast product for it, and float32 holds all of its values.
+        self._facts = DeviceFacts(
+            kind="cpu",
+            name=name,
+            arch=arch,
+            num_cores=host_cores(),
+            total_memory=host_memory().total,
+            dtypes=("float32", "bfloat16"),
+            features=features,
+        )
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """What the processor is, measured once."""
+        return self._facts
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where its tensors live."""
+        return torch.device("cpu")
+
+    def free_memory(self) -> int:
+        """Bytes that can be taken now, within the limits of this process's control groups."""
+        return host_memory().free
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return uninitialized uint8 `[num_bytes]`; its pages take memory once they are written."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def synchronize(self) -> None:
+        """Return at once: nothing is queued on a host."""
+
+
+def find() -> CpuDevice | None:
+    """Return the device; there always is one."""
+    return CpuDevice()

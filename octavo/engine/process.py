@@ -1,0 +1,182 @@
+"""The engine process: builds the engine it is told to, then receives, steps and sends until its parent is gone.
+
+Started by `octavo.engine.spawn` as `python -m octavo.engine.process`. Standard input brings one `EngineStart` and then stays
+open for as long as the parent lives: its end, or another parent, means stop. Terminal and service signals are ignored,
+because the front decides when running requests have been served.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+import msgspec
+
+from octavo.engine.transport.channel import EngineChannel, Heartbeat
+from octavo.engine.transport.endpoints import remove_folder
+from octavo.protocol.codec import Codec
+from octavo.protocol.output import EngineMessage, Failure, Ready, TokenDelta
+from octavo.protocol.request import FrontMessage
+
+HEARTBEAT_SECONDS = 1.0
+# A loop that has not turned for this long is not called alive any more. Longer than any honest step.
+_STALLED_SECONDS = 120.0
+# What a running step and the workers' end may take after the parent is gone.
+_GRACE_SECONDS = 5.0
+_LENGTH = struct.Struct("!I")
+
+
+class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine process is told. factory: "module:function", called with `options`, returns a RunningEngine."""
+
+    factory: str
+    options: bytes
+    folder: str
+
+
+class Core(Protocol):
+    """What the loop turns: `octavo.engine.core.EngineCore`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something left to do."""
+        ...
+
+    def handle(self, message: FrontMessage) -> None:
+        """Take a message of a front."""
+        ...
+
+    def step(self) -> TokenDelta | None:
+        """Plan, submit, collect and commit what can be; return what there is to tell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningEngine:
+    """A loaded engine: its core, its first message, and how to free its workers."""
+
+    core: Core
+    ready: Ready
+    shutdown: Callable[[], None]
+
+
+def write_start(pipe: IO[bytes], start: EngineStart) -> None:
+    """Write what `read_start` reads."""
+    data = msgspec.msgpack.encode(start)
+    pipe.write(_LENGTH.pack(len(data)) + data)
+    pipe.flush()
+
+
+def read_start(descriptor: int) -> EngineStart:
+    """Read the start record; raises EOFError if the parent went away first."""
+    (length,) = _LENGTH.unpack(_read_exactly(descriptor, _LENGTH.size))
+    return msgspec.msgpack.decode(_read_exactly(descriptor, length), type=EngineStart)
+
+
+def _read_exactly(descriptor: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = os.read(descriptor, size - len(data))
+        if not part:
+            raise EOFError("the parent process is gone")
+        data += part
+    return data
+
+
+class _Watch(threading.Thread):
+    """Sees the parent's end even while the engine loads or computes, and tells the front that the process lives."""
+
+    def __init__(self, descriptor: int, folder: str) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.stopping = threading.Event()
+        self.ended = threading.Event()
+        self.serving = False
+        self.idle = False
+        self.turned = time.monotonic()
+        self._descriptor = descriptor
+        self._folder = folder
+        self._parent = os.getppid()
+
+    def run(self) -> None:
+        """Wait for the parent's end, then stop the loop; a loop that does not stop is cut off."""
+        beat = Codec[EngineMessage](EngineMessage).encode(TokenDelta())
+        heart = Heartbeat(self._folder)
+        poller = select.poll()
+        poller.register(self._descriptor, select.POLLIN)
+        while not self.ended.is_set():
+            if poller.poll(HEARTBEAT_SECONDS * 1000) or os.getppid() != self._parent:
+                break
+            if self.serving and (self.idle or time.monotonic() - self.turned < _STALLED_SECONDS):
+                heart.send(beat)
+        heart.close()
+        self.stopping.set()
+        if self.serving:
+            self.ended.wait(_GRACE_SECONDS)
+        if not self.ended.is_set():
+            remove_folder(self._folder)
+            os._exit(0)
+
+
+def _serve(engine: RunningEngine, channel: EngineChannel, watch: _Watch) -> None:
+    """Turn the loop until the parent is gone."""
+    core = engine.core
+    while not watch.stopping.is_set():
+        watch.turned = time.monotonic()
+        if not core.busy:
+            watch.idle = True
+            channel.wait()
+            watch.idle = False
+        for message in channel.receive():
+            core.handle(message)
+        delta = core.step()
+        if delta is not None:
+            channel.send(delta)
+
+
+def _build(start: EngineStart) -> RunningEngine:
+    module, _, name = start.factory.partition(":")
+    return getattr(importlib.import_module(module), name)(start.options)
+
+
+def main() -> int:
+    """Run an engine for the parent process; returns the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    descriptor = sys.stdin.fileno()
+    try:
+        start = read_start(descriptor)
+    except EOFError:
+        return 0
+    watch = _Watch(descriptor, start.folder)
+    channel = EngineChannel(start.folder, stopping=watch.stopping, wake_fd=descriptor)
+    watch.start()
+    engine: RunningEngine | None = None
+    try:
+        engine = _build(start)
+        channel.send(engine.ready)
+        watch.serving = True
+        _serve(engine, channel, watch)
+    except Exception as error:
+        channel.send(Failure(kind=type(error).__name__, message=str(error)))
+        raise
+    finally:
+        if engine is not None:
+            engine.shutdown()
+        channel.close()
+        if watch.stopping.is_set():
+            remove_folder(start.folder)
+        watch.ended.set()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,188 @@
+"""From a user's prompt and sampling parameters to a checked protocol `Request`.
+
+Everything a request can get wrong is found here, before the engine sees it; prompts are never cut silently.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from octavo.base.errors import ConfigError, InvalidRequestError, UnsupportedError
+from octavo.base.facts import ModelFacts
+from octavo.base.naming import unknown_name
+from octavo.frontend.text.chat import ChatTemplate, Message
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.arrays import Int32Array
+from octavo.protocol.request import Request
+from octavo.protocol.sampling import SamplingParams
+
+# A text, token ids, or a record with one of them ({"prompt": ...}, {"prompt_token_ids": [...]}).
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_LATER_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds", "encoder_prompt")
+_INT63 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """What requests are checked against. tokenizer: None takes token ids only.
+
+    max_model_len: prompt and output tokens together. template: of chats, None if they cannot be rendered. max_logprobs:
+    alternatives per token that may be asked for; None is no limit but the vocabulary.
+    """
+
+    facts: ModelFacts
+    max_model_len: int
+    tokenizer: Tokenizer | None = None
+    template: ChatTemplate | None = None
+    max_logprobs: int | None = None
+
+    def request(
+        self, prompt: Prompt, params: SamplingParams, *, key: int, priority: int = 0, cache_salt: str = ""
+    ) -> tuple[Request, str | None]:
+        """Return the request and the prompt's text, if it came as text. Raises InvalidRequestError naming the field.
+
+        max_tokens acts as an upper limit: it is lowered to the room that the prompt leaves in the context. A request
+        without a seed gets one of its own from the operating system.
+        """
+        text, ids, salt = self._read_prompt(prompt)
+        if ids is None and text is not None:
+            ids = self._encode(text)
+        tokens = self._checked_ids(ids)
+        room = self._room(len(tokens))
+        self._check_params(params)
+        return Request(
+            key=key,
+            tokens=tokens,
+            sampling=params,
+            stop_ids=self._stop_ids(params),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            seed=int.from_bytes(os.urandom(8)) & _INT63 if params.seed is None else params.seed,
+            priority=_checked_priority(priority),
+            arrival=time.time(),
+            cache_salt=cache_salt or salt,
+        ), text
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Render a conversation with the model's template, or with `chat_template`, and return its token ids.
+
+        The template writes special tokens itself, so none is added. Raises InvalidRequestError.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequestError("there is no tokenizer: chats cannot be rendered", field="messages")
+        template = self.template if chat_template is None else self._compile(chat_template)
+        if template is None:
+            raise InvalidRequestError("this model has no chat template; give chat_template", field="chat_template")
+        variables = {**(template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
+        text = template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _compile(self, source: str) -> ChatTemplate:
+        assert self.tokenizer is not None
+        try:
+            return ChatTemplate(source, self.tokenizer.special_tokens)
+        except ConfigError as error:
+            raise InvalidRequestError(error.message, field="chat_template") from error
+
+    def _read_prompt(self, prompt: Any) -> tuple[str | None, Any, str]:
+        """Return the prompt's text, its token ids (None: to be made from the text) and its cache salt."""
+        if isinstance(prompt, str):
+            return prompt, None, ""
+        if not isinstance(prompt, Mapping):
+            return None, prompt, ""
+        for name in prompt:
+            if name in _LATER_KEYS:
+                raise UnsupportedError(f"this model takes text and token ids only, not {name!r}", field=str(name))
+            if name not in _PROMPT_KEYS:
+                raise InvalidRequestError(unknown_name("prompt field", str(name), _PROMPT_KEYS), field=str(name))
+        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt") or ""
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequestError(f"prompt must be a string, not {type(text).__name__}", field="prompt")
+        if not isinstance(salt, str):
+            raise InvalidRequestError("cache_salt must be a string", field="cache_salt")
+        if text is None and ids is None:
+            raise InvalidRequestError("a prompt needs 'prompt' or 'prompt_token_ids'", field="prompt")
+        return text, ids, salt
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise InvalidRequestError("there is no tokenizer: give prompt_token_ids, not text", field="prompt")
+        return self.tokenizer.encode(text, add_special_tokens=True)
+
+    def _checked_ids(self, ids: Any) -> Int32Array:
+        if isinstance(ids, np.ndarray):
+            ids = ids.tolist()
+        if not isinstance(ids, (list, tuple)) or not all(
+            type(token) is int or isinstance(token, np.integer) for token in ids
+        ):
+            raise InvalidRequestError(
+                "a prompt must be a text, a list of token ids, or a record with 'prompt' or 'prompt_token_ids'",
+                field="prompt",
+            )
+        if not ids:
+            raise InvalidRequestError("the prompt is empty: it needs at least one token", field="prompt")
+        for token in (min(ids), max(ids)):
+            if not 0 <= token < self.facts.vocab_size:
+                raise InvalidRequestError(
+                    f"token id {token} is not in the vocabulary, 0 to {self.facts.vocab_size - 1}", field="prompt"
+                )
+        return np.array(ids, dtype=np.int32)
+
+    def _room(self, num_prompt: int) -> int:
+        room = self.max_model_len - num_prompt
+        if room < 1:
+            raise InvalidRequestError(
+                f"the prompt has {num_prompt} tokens, but prompt and output together may have {self.max_model_len} "
+                f"(max_model_len), and the output needs at least one",
+                field="prompt",
+            )
+        return room
+
+    def _check_params(self, params: Any) -> None:
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(f"expected SamplingParams, not {type(params).__name__}", field="sampling_params")
+        if self.tokenizer is None and params.stop:
+            raise InvalidRequestError("stop strings need a tokenizer; use stop_token_ids", field="stop")
+        vocab = self.facts.vocab_size
+        for token in params.stop_token_ids:
+            if token >= vocab:
+                raise InvalidRequestError(
+                    f"stop_token_ids: {token} is not in the vocabulary, 0 to {vocab - 1}", field="stop_token_ids"
+                )
+        limit = vocab if self.max_logprobs is None else min(self.max_logprobs, vocab)
+        wanted = vocab if params.logprobs == -1 else params.logprobs
+        if wanted is not None and wanted > limit:
+            raise InvalidRequestError(f"logprobs must be at most {limit}, not {params.logprobs}", field="logprobs")
+
+    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        own = () if params.ignore_eos else self.facts.eos_token_ids
+        return tuple(dict.fromkeys((*own, *params.stop_token_ids, *self._special_stops(params))))
+
+    def _special_stops(self, params: SamplingParams) -> list[int]:
+        """Return ids of special tokens that are stop strings: when their text is skipped, no text can match them."""
+        tokenizer = self.tokenizer
+        if tokenizer is None or not params.skip_special_tokens:
+            return []
+        ids = [tokenizer.token_id(stop) for stop in params.stop]
+        return [index for index in ids if index is not None and tokenizer.is_special(index)]
+
+
+def _checked_priority(priority: Any) -> int:
+    if type(priority) is not int or abs(priority) > 2**31 - 1:
+        raise InvalidRequestError(f"priority must be a whole number of 32 bits, not {priority!r}", field="priority")
+    return priority

@@ -1,0 +1,103 @@
+"""Request bodies: read up to the limit, decoded into a struct, with errors that name the field."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from octavo.base.errors import InvalidRequestError
+from octavo.frontend.server.errors import BodyTooLargeError
+
+_T = TypeVar("_T")
+_AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_MISSING = re.compile(r"Object missing required field `(.*?)`")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the body; raises BodyTooLargeError beyond `limit` bytes without reading on."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise InvalidRequestError("the client left before its request was complete") from error
+    return b"".join(chunks)
+
+
+def decode_body(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
+    """Return the record in `data`; raises InvalidRequestError that names the field for anything else."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error)) from error
+    except msgspec.DecodeError as error:
+        field = _field_of_non_number(data)
+        if field is not None:
+            raise InvalidRequestError(
+                f"{field} must be a finite number (JSON has no NaN or Infinity)", field=field
+            ) from error
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequestError("the body is not valid JSON: it is nested too deeply") from error
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body is larger than the limit of {limit} bytes")
+
+
+def _wrong_field(text: str) -> InvalidRequestError:
+    """Turn msgspec's "Expected `int`, got `str` - at `$.messages[0].role`" into our words, the path as field name."""
+    place = _AT.search(text)
+    field = place[1] if place else ""
+    text = _AT.sub("", text)
+    missing = _MISSING.match(text)
+    if missing:
+        field = f"{field}.{missing[1]}" if field else missing[1]
+        return InvalidRequestError(f"{field} is required", field=field)
+    if not field:
+        return InvalidRequestError(f"the body must be a JSON object: {_decapitalized(text)}")
+    return InvalidRequestError(f"{field}: {_decapitalized(text)}", field=field)
+
+
+def _decapitalized(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+class _NonNumber:
+    """Stands for NaN or Infinity while looking for its place."""
+
+
+def _field_of_non_number(data: bytes) -> str | None:
+    """Return the path of the first NaN or Infinity in a body that Python reads and JSON forbids."""
+    if b"NaN" not in data and b"Infinity" not in data:
+        return None
+    try:
+        return _path_of_non_number(json.loads(data, parse_constant=lambda _: _NonNumber()), "")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _path_of_non_number(value: Any, path: str) -> str | None:
+    if isinstance(value, _NonNumber):
+        return path or None
+    children: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        children = [(f"{path}.{key}" if path else key, child) for key, child in value.items()]
+    elif isinstance(value, list):
+        children = [(f"{path}[{index}]", child) for index, child in enumerate(value)]
+    for child_path, child in children:
+        found = _path_of_non_number(child, child_path)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,39 @@
+"""What every route is given: the service, its names and its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from octavo.base.errors import NotFoundError
+from octavo.config.serve import ServeConfig
+from octavo.frontend.service import TextService
+from octavo.observe.metrics import ServerMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerContext:
+    """One server. model_names: the first is shown in answers. created: seconds since the epoch."""
+
+    service: TextService
+    config: ServeConfig
+    model_names: tuple[str, ...]
+    metrics: ServerMetrics
+    created: int
+
+    def served_name(self, asked: str | None) -> str:
+        """Return the name to answer under; None asks for the default. Raises NotFoundError for an unknown name."""
+        if asked is None:
+            return self.model_names[0]
+        if asked not in self.model_names:
+            raise NotFoundError(
+                f"the model {asked!r} does not exist; served here: {', '.join(self.model_names)}", field="model"
+            )
+        return asked
+
+
+def context_of(request: Request) -> ServerContext:
+    """Return the server's context."""
+    context: ServerContext = request.app.state.context
+    return context

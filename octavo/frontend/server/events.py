@@ -1,0 +1,193 @@
+"""The one internal event stream: everything that a request, with all its prompts and choices, gives out.
+
+Streamed and whole answers, and later other protocols, are encoders over it. It also counts: usage for the client, and the
+server's metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from octavo.base.errors import GenerationError, InvalidRequestError, OctavoError, ShuttingDownError
+from octavo.frontend.server.context import ServerContext
+from octavo.frontend.service import RequestStream
+from octavo.observe.metrics import ServerMetrics
+from octavo.protocol.output import CompletionOutput, RequestOutput
+from octavo.protocol.sampling import SamplingParams
+
+Prompt = str | list[int]
+
+
+class Generation:
+    """Running requests of one HTTP request. `events()` once, then `aclose()`, which aborts what still runs."""
+
+    def __init__(
+        self, context: ServerContext, streams: Sequence[RequestStream], num_choices: int, arrival: float
+    ) -> None:
+        self._context = context
+        self._streams = streams
+        self._num_choices = num_choices
+        self._arrival = arrival
+        self._tallies = [_Tally(context.metrics, len(s.prompt_token_ids), num_choices, arrival) for s in streams]
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far, in OpenAI's shape."""
+        prompt = sum(tally.num_prompt for tally in self._tallies)
+        completion = sum(tally.num_generated for tally in self._tallies)
+        cached = sum(tally.num_cached for tally in self._tallies)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    async def events(self) -> AsyncIterator[list[CompletionOutput]]:
+        """Yield what is new: choices with their new text, tokens and logprobs; index counts prompts * n + choice.
+
+        Raises GenerationError, ShuttingDownError or EngineDeadError when a choice cannot be finished.
+        """
+        async for prompt_index, output in merge(self._streams):
+            self._tallies[prompt_index].add(output)
+            for choice in output.outputs:
+                choice.index += prompt_index * self._num_choices
+                self._check(choice, output)
+            yield output.outputs
+
+    def _check(self, choice: CompletionOutput, output: RequestOutput) -> None:
+        if choice.finish_reason == "error":
+            raise GenerationError(output.error or "generation failed")
+        if choice.finish_reason == "abort":
+            if self._context.service.draining:
+                raise ShuttingDownError("the server shut down before the answer was complete")
+            raise GenerationError("generation was aborted")
+
+    async def aclose(self) -> None:
+        """Abort what still runs and settle the books; idempotent."""
+        for stream in self._streams:
+            await stream.aclose()
+        for tally in self._tallies:
+            tally.close()
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+async def start(
+    context: ServerContext,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    *,
+    request_id: str,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> Generation:
+    """Queue all prompts; raises what TextService.generate raises, and then nothing is left queued."""
+    arrival = time.monotonic()
+    streams: list[RequestStream] = []
+    try:
+        for index, prompt in enumerate(prompts):
+            try:
+                stream = await context.service.generate(
+                    prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, kind="delta"
+                )
+            except InvalidRequestError as error:
+                if error.field == "prompt" and len(prompts) > 1:
+                    raise InvalidRequestError(error.message, field=f"prompt[{index}]") from error
+                raise
+            streams.append(stream)
+    except (OctavoError, asyncio.CancelledError):
+        for stream in streams:
+            await stream.aclose()
+        raise
+    return Generation(context, streams, params.n, arrival)
+
+
+async def merge(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """Yield the outputs of several streams as they come, each with its stream's number."""
+    if len(streams) == 1:
+        async for output in streams[0]:
+            yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput | None]] = asyncio.Queue()
+
+    async def pump(index: int) -> None:
+        try:
+            async for output in streams[index]:
+                queue.put_nowait((index, output))
+        finally:
+            queue.put_nowait((index, None))
+
+    tasks = [asyncio.ensure_future(pump(index)) for index in range(len(streams))]
+    running = len(tasks)
+    try:
+        while running:
+            index, output = await queue.get()
+            if output is not None:
+                yield index, output
+                continue
+            running -= 1
+            await tasks[index]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Tally:
+    """The books of one prompt: what was used, and when."""
+
+    def __init__(self, metrics: ServerMetrics, num_prompt: int, num_choices: int, arrival: float) -> None:
+        self._metrics = metrics
+        self._arrival = arrival
+        self._last = [0.0] * num_choices
+        self._unfinished = num_choices
+        self._closed = False
+        self._started = False
+        self.num_prompt = num_prompt
+        self.num_generated = 0
+        self.num_cached = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Count an output; its choices still have their index within the prompt."""
+        now = time.monotonic()
+        self.num_cached = output.num_cached_tokens
+        if not self._started and any(choice.token_ids for choice in output.outputs):
+            self._begin(output, now)
+        for choice in output.outputs:
+            count = len(choice.token_ids)
+            if count:
+                if self._last[choice.index]:
+                    self._metrics.inter_token_latency.observe((now - self._last[choice.index]) / count, count)
+                self._last[choice.index] = now
+                self.num_generated += count
+                self._metrics.count_generated(count)
+            if choice.finish_reason is not None:
+                self._unfinished -= 1
+                self._metrics.count_finish(choice.finish_reason)
+
+    def _begin(self, output: RequestOutput, now: float) -> None:
+        self._started = True
+        self._metrics.count_prompt(self.num_prompt)
+        self._metrics.time_to_first_token.observe(now - self._arrival)
+        times = output.metrics
+        if times is not None and times.first_scheduled is not None:
+            self._metrics.queue_time.observe(max(0.0, times.first_scheduled - times.arrival))
+
+    def close(self) -> None:
+        """Count the request once; what has not finished was aborted."""
+        if self._closed:
+            return
+        self._closed = True
+        self._metrics.count_finish("abort", self._unfinished)
+        self._metrics.request_prompt_tokens.observe(self.num_prompt)
+        self._metrics.request_generation_tokens.observe(self.num_generated)
+        if not self._unfinished:
+            self._metrics.request_latency.observe(time.monotonic() - self._arrival)

@@ -1,0 +1,135 @@
+"""POST /v1/completions: prompts in, their continuations out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.errors import InvalidRequestError
+from octavo.frontend.server.body import decode_body, read_body
+from octavo.frontend.server.context import ServerContext, context_of
+from octavo.frontend.server.events import Generation, Prompt
+from octavo.frontend.server.routes.answers import RequestLabel, begin, collect, json_response, label
+from octavo.frontend.server.routes.logprobs import CompletionLogprobs
+from octavo.frontend.server.routes.openai_schema import (
+    MAX_PROMPTS,
+    CompletionBody,
+    check_common,
+    check_logprobs,
+    refuse_unsupported,
+    sampling_params,
+)
+from octavo.frontend.server.sse import ChunkFrame, EventStream, encode_json
+from octavo.protocol.output import CompletionOutput
+
+_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+async def completions(request: Request) -> Response:
+    """Answer a completion request, streamed or whole."""
+    context = context_of(request)
+    data = await read_body(request, context.config.max_body_bytes)
+    body = decode_body(_decoder, data)
+    refuse_unsupported(data)
+    model = context.served_name(body.model)
+    prompts = _prompts(body, context)
+    check_common(body, len(prompts))
+    check_logprobs("logprobs", body.logprobs, context.config.max_logprobs)
+    params = sampling_params(body, logprobs=body.logprobs)
+    named = label(request, "cmpl")
+    num_choices = len(prompts) * params.n
+    generation = await begin(request, context, body, prompts, params, named.id)
+    head: dict[str, Any] = {
+        "id": named.id,
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": None,
+    }
+    if body.stream:
+        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        frame = ChunkFrame(head, with_usage=with_usage)
+        events = _stream(generation, frame, body.logprobs, num_choices, with_usage)
+        return EventStream(events, generation, named.headers)
+    return await _whole(request, generation, head, named, body.logprobs, num_choices)
+
+
+def _prompts(body: CompletionBody, context: ServerContext) -> list[Prompt]:
+    """Return the prompts in order: a text, a list of texts, of token ids, or of lists of token ids."""
+    given = body.prompt
+    if given is None:
+        raise InvalidRequestError("prompt is required", field="prompt")
+    prompts = _one_kind(given)
+    if not prompts:
+        raise InvalidRequestError("prompt must not be an empty list", field="prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequestError(f"prompt takes at most {MAX_PROMPTS} prompts, not {len(prompts)}", field="prompt")
+    tokenizer = context.service.tokenizer
+    if body.add_special_tokens is False and tokenizer is not None:
+        return [tokenizer.encode(p, add_special_tokens=False) if isinstance(p, str) else p for p in prompts]
+    return prompts
+
+
+def _one_kind(given: str | list[str | int | list[int]]) -> list[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    texts = [one for one in given if isinstance(one, str)]
+    tokens = [one for one in given if isinstance(one, int)]
+    lists = [one for one in given if isinstance(one, list)]
+    if len(given) not in (len(texts), len(tokens), len(lists)):
+        raise InvalidRequestError("prompt must not mix texts, token ids and lists of token ids", field="prompt")
+    return [tokens] if tokens else [*texts, *lists]
+
+
+async def _whole(
+    request: Request,
+    generation: Generation,
+    head: dict[str, Any],
+    named: RequestLabel,
+    num_logprobs: int | None,
+    num_choices: int,
+) -> Response:
+    choices: list[dict[str, Any]] = []
+    for one in await collect(request, generation, num_choices):
+        logprobs = None if num_logprobs is None else CompletionLogprobs(num_logprobs).piece(one.token_ids, one.logprobs)
+        choices.append(
+            {
+                "index": one.index,
+                "text": one.text,
+                "logprobs": logprobs,
+                "finish_reason": one.finish_reason,
+                "stop_reason": one.stop_reason,
+            }
+        )
+    return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
+
+
+async def _stream(
+    generation: Generation, frame: ChunkFrame, num_logprobs: int | None, num_choices: int, with_usage: bool
+) -> AsyncIterator[bytes]:
+    pieces = None if num_logprobs is None else [CompletionLogprobs(num_logprobs) for _ in range(num_choices)]
+    async for outputs in generation.events():
+        chunks = [frame.chunk(_choice(one, pieces)) for one in outputs if one.text or one.logprobs or one.finish_reason]
+        if chunks:
+            yield b"".join(chunks)
+    if with_usage:
+        yield frame.usage_chunk(generation.usage)
+
+
+def _choice(one: CompletionOutput, pieces: list[CompletionLogprobs] | None) -> bytes:
+    """Return one choice of a chunk as JSON."""
+    logprobs = b"null"
+    if pieces is not None:
+        logprobs = encode_json(pieces[one.index].piece(one.token_ids, one.logprobs or []))
+    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b}' % (
+        one.index,
+        encode_json(one.text),
+        logprobs,
+        encode_json(one.finish_reason),
+        encode_json(one.stop_reason),
+    )

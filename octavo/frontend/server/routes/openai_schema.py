@@ -1,0 +1,214 @@
+"""Bodies of OpenAI's completion routes, with the extra fields that vLLM's users send.
+
+null is the same as absent. Fields nobody here knows are ignored, as clients send many; fields that are known, not supported
+yet and would change the answer are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from octavo.base.errors import InvalidRequestError, UnsupportedError
+from octavo.protocol.sampling import MAX_CHOICES, SamplingParams
+
+MAX_PROMPTS = 1024
+_MAX_SALT = 1024
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """The form of the answer; only text so far."""
+
+    type: str
+
+
+class TextPart(msgspec.Struct, kw_only=True):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+    tool_call_id: Any = None
+    audio: Any = None
+
+
+class CommonFields(msgspec.Struct, kw_only=True):
+    """What both routes take."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+
+
+class CompletionBody(CommonFields, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]] | None = None
+    logprobs: int | None = None
+
+
+class ChatBody(CommonFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def _empty(value: Any) -> bool:
+    return not value
+
+
+def _never(_value: Any) -> bool:
+    return False
+
+
+def _is(*harmless: Any) -> Callable[[Any], bool]:
+    return lambda value: value in harmless
+
+
+# Field -> whether a value changes nothing, so that it may pass.
+_REFUSED: Mapping[str, Callable[[Any], bool]] = {
+    "allowed_token_ids": _never,
+    "audio": _never,
+    "bad_words": _empty,
+    "best_of": _is(1),
+    "chat_template": _never,
+    "continue_final_message": _empty,
+    "documents": _empty,
+    "echo": _empty,
+    "frequency_penalty": _is(0),
+    "function_call": _is("none", "auto"),
+    "functions": _empty,
+    "guided_choice": _never,
+    "guided_grammar": _never,
+    "guided_json": _never,
+    "guided_regex": _never,
+    "kv_transfer_params": _empty,
+    "length_penalty": _is(1),
+    "logit_bias": _empty,
+    "logits_processors": _empty,
+    "logprob_token_ids": _empty,
+    "mm_processor_kwargs": _empty,
+    "modalities": _is([], ["text"]),
+    "presence_penalty": _is(0),
+    "prompt_embeds": _never,
+    "prompt_logprobs": _never,
+    "reasoning_effort": _is("none"),
+    "repetition_detection": _empty,
+    "repetition_penalty": _is(1),
+    "return_token_ids": _empty,
+    "return_tokens_as_token_ids": _empty,
+    "spaces_between_special_tokens": _is(True),
+    "structured_outputs": _empty,
+    "suffix": _empty,
+    "thinking_token_budget": _never,
+    "tool_choice": _is("none", "auto"),
+    "tools": _empty,
+    "truncate_prompt_tokens": _never,
+    "use_beam_search": _empty,
+    "vllm_xargs": _empty,
+    "web_search_options": _never,
+}
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def refuse_unsupported(data: bytes) -> None:
+    """Raise UnsupportedError naming the first field of a body that would change the answer and is not supported yet.
+
+    `data` is a JSON object.
+    """
+    for name, raw in _FIELDS.decode(data).items():
+        harmless = _REFUSED.get(name)
+        if harmless is None:
+            continue
+        value = msgspec.json.decode(raw)
+        if value is not None and not harmless(value):
+            raise unsupported(name)
+
+
+def unsupported(field: str, what: str = "") -> UnsupportedError:
+    """Return the error for a field that is known and does nothing yet."""
+    return UnsupportedError(f"{what or field} is not supported yet", field=field)
+
+
+def check_common(body: CommonFields, num_prompts: int) -> None:
+    """Check what neither the types nor SamplingParams do; raises InvalidRequestError naming the field."""
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported("response_format", f"response_format {body.response_format.type!r}")
+    if body.stream_options is not None:
+        if not body.stream:
+            raise InvalidRequestError("stream_options is only allowed with stream: true", field="stream_options")
+        if body.stream_options.continuous_usage_stats:
+            raise unsupported("stream_options.continuous_usage_stats")
+    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= _MAX_SALT:
+        raise InvalidRequestError(f"cache_salt must have 1 to {_MAX_SALT} characters", field="cache_salt")
+    if (body.n or 1) * num_prompts > MAX_CHOICES:
+        raise InvalidRequestError(f"n times the number of prompts must be at most {MAX_CHOICES}", field="n")
+
+
+def check_logprobs(name: str, asked: int | None, most: int) -> None:
+    """Raise InvalidRequestError if more alternatives are asked for than the server gives."""
+    if asked is not None and not 0 <= asked <= most:
+        raise InvalidRequestError(f"{name} must be between 0 and {most}, not {asked}", field=name)
+
+
+def sampling_params(body: CommonFields, **overrides: Any) -> SamplingParams:
+    """Return the parameters a body asks for; raises InvalidRequestError naming the field that is out of range."""
+    given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+    return SamplingParams(**{**given, **overrides})
+
+
+_SAMPLING = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)

@@ -1,0 +1,91 @@
+"""Server-sent events: chunks glued from parts that are encoded once, and the answer that sends them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.base.errors import OctavoError
+from octavo.base.logging import get_logger
+from octavo.frontend.server.disconnect import ClientGoneError, until_disconnect
+from octavo.frontend.server.errors import error_object
+
+DONE = b"data: [DONE]\n\n"
+_logger = get_logger(__name__)
+encode_json = msgspec.json.encode
+
+
+class ChunkFrame:
+    """The parts of a stream's chunks that never change: all but the choices.
+
+    with_usage: the client asked for usage, so every chunk has the key and one last chunk has the figures.
+    """
+
+    def __init__(self, head: Mapping[str, Any], *, with_usage: bool) -> None:
+        self._head = b"data: " + encode_json(head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+
+    def chunk(self, choice: bytes) -> bytes:
+        """Return one event with one choice, given as JSON."""
+        return self._head + choice + self._tail
+
+    def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
+        """Return the event that ends a stream with usage: no choices."""
+        return self._head + b'],"usage":' + encode_json(usage) + b"}\n\n"
+
+
+class Closable(Protocol):
+    """What a stream lets go of at its end."""
+
+    async def aclose(self) -> None:
+        """Abort what still runs."""
+        ...
+
+
+class EventStream(Response):
+    """Sends events as they come, and ends well: an error becomes an error event, and [DONE] is always last.
+
+    `source` is closed at the end, also when the client leaves before it.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], source: Closable, headers: Mapping[str, str]) -> None:
+        self._events = events
+        self._source = source
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request."""
+        try:
+            await until_disconnect(receive, self._send_all(send))
+        except (ClientGoneError, OSError):
+            _logger.debug("client left during a stream")
+        finally:
+            await self._source.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for data in self._events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except OctavoError as error:
+            _logger.warning("a stream ended with an error: %s", error.message)
+            await send({"type": "http.response.body", "body": error_event(error) + DONE, "more_body": False})
+        except Exception:
+            defect = OctavoError("internal error; the server's log has the details")
+            await send({"type": "http.response.body", "body": error_event(defect) + DONE, "more_body": False})
+            raise
+        else:
+            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+def error_event(error: OctavoError) -> bytes:
+    """Return an error in mid-stream as an event in OpenAI's shape."""
+    return b"data: " + encode_json(error_object(error)) + b"\n\n"

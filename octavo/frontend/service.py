@@ -1,0 +1,286 @@
+"""The front of one engine: text in, text deltas out. HTTP routes and `AsyncLLM` are thin layers over it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from octavo.base.errors import OctavoError, QueueFullError, ShuttingDownError
+from octavo.base.facts import ModelFacts
+from octavo.engine.client import EngineClient
+from octavo.engine.streams import Inbox
+from octavo.frontend.collect import Collector, OutputKind
+from octavo.frontend.intake import Intake, Prompt
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.control import ResetPrefixCache
+from octavo.protocol.output import EngineStats, RequestOutput
+from octavo.protocol.request import Request
+from octavo.protocol.sampling import SamplingParams
+
+# Shorter texts are tokenized where they are: handing them to a thread costs more.
+_INLINE_CHARACTERS = 2048
+_NUM_TEXT_THREADS = 2
+
+_T = TypeVar("_T")
+
+
+class RequestStream:
+    """One running request: an async iterator of RequestOutput. Leaving it early aborts the request at once.
+
+    Use as `async with await service.generate(...) as stream: async for output in stream: ...`, or call `aclose()` in a
+    `finally`. Iteration raises EngineDeadError when the engine died. A choice that failed alone ends with finish_reason
+    "error" and `RequestOutput.error` says why; it is not raised. Every stream that is not closed ends with an output whose
+    choices all have a finish_reason, also after `abort()`.
+    """
+
+    def __init__(
+        self, client: EngineClient, request: Request, collector: Collector, ended: Callable[[int], None]
+    ) -> None:
+        self.request_id = collector.request_id
+        self.prompt = collector.prompt
+        self.prompt_token_ids = collector.prompt_token_ids
+        self._key = request.key
+        self._client = client
+        self._collector = collector
+        self._news = asyncio.Event()
+        self._ended = ended
+        self._aborted = False
+        self._closed = False
+        self._inbox: Inbox = client.submit(request, self._news.set)
+
+    @property
+    def started(self) -> bool:
+        """Whether the engine has begun to work on it."""
+        return self._collector.started or bool(self._inbox.news)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """Return what is new: with kind "delta", choices that changed with only their new text, ids and logprobs."""
+        while not self._closed:
+            await self._news.wait()
+            self._news.clear()
+            output = self._collector.take(self._inbox.take())
+            for finish in self._collector.finishes:
+                self._client.finish(finish.key, finish.choice, finish.num_tokens)
+            self._collector.finishes.clear()
+            if self._collector.finished:
+                self._end()
+            elif self._aborted:
+                output = self._collector.abort()
+                self._end()
+            elif self._inbox.error is not None and output is None:
+                error = self._inbox.error
+                self._end()
+                raise error
+            elif self._inbox.error is not None:
+                self._news.set()
+            if output is not None:
+                return output
+        raise StopAsyncIteration
+
+    def abort(self) -> None:
+        """Stop generating at once; iteration gets one more output, with finish_reason "abort"."""
+        if not self._closed:
+            self._aborted = True
+            self._client.abort([self._key])
+            self._news.set()
+
+    async def aclose(self) -> None:
+        """Abort what still runs; idempotent. Pages and slots come back within one step."""
+        if not self._closed:
+            self._client.abort([self._key])
+            self._end()
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._client.forget(self._key)
+        self._ended(self._key)
+
+
+class TextService:
+    """Text generation by one engine in another process.
+
+    facts: the model's. max_model_len: prompt and output tokens together. tokenizer: None with skip_tokenizer_init.
+    chat_template: Jinja source, None if the model has none. max_queued: requests that may wait for the engine to begin with
+    them; 0 is no limit.
+    """
+
+    def __init__(self, client: EngineClient, intake: Intake, *, max_queued: int = 0) -> None:
+        self.facts: ModelFacts = intake.facts
+        self.max_model_len: int = intake.max_model_len
+        self.tokenizer: Tokenizer | None = intake.tokenizer
+        self.chat_template = None if intake.template is None else intake.template.source
+        self._client = client
+        self._intake = intake
+        self._max_queued = max_queued
+        self._streams: dict[int, RequestStream] = {}
+        self._preparing = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="text")
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        kind: OutputKind = "delta",
+    ) -> RequestStream:
+        """Tokenize, check and queue a request; return its stream of outputs.
+
+        All errors of the request are raised here, before any output: InvalidRequestError naming the field (prompt,
+        max_tokens, ...), QueueFullError, ShuttingDownError, EngineDeadError. `request_id` is only a label: two running
+        requests may share it. kind: outputs hold what is new ("delta"), all so far ("cumulative"), or there is exactly
+        one output, the whole answer ("final").
+        """
+        self._check_admission()
+        self._preparing += 1
+        try:
+            key = self._client.new_key()
+            make = functools.partial(
+                self._intake.request, prompt, params, key=key, priority=priority, cache_salt=cache_salt
+            )
+            request, text = await self._run(make, _num_characters(prompt))
+        finally:
+            self._preparing -= 1
+        self._check_admission()
+        collector = Collector(
+            request,
+            request_id=request_id or f"req-{uuid.uuid4().hex}",
+            prompt=text,
+            tokenizer=self.tokenizer,
+            kind=kind,
+        )
+        stream = RequestStream(self._client, request, collector, self._forget)
+        self._streams[key] = stream
+        return stream
+
+    async def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Render a conversation and return its token ids, to be given to `generate`. Raises InvalidRequestError.
+
+        chat_template: replaces the model's. template_kwargs: further variables of the template.
+        """
+        render = functools.partial(
+            self._intake.chat,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            template_kwargs=template_kwargs,
+        )
+        return await self._run(render, _num_characters(messages))
+
+    def stats(self) -> EngineStats | None:
+        """Return the engine's latest gauges and totals; None before its first step."""
+        return self._client.stats
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine lives and answers."""
+        return self._client.healthy
+
+    @property
+    def error(self) -> OctavoError | None:
+        """Why the engine is dead; None while it lives."""
+        return self._client.dead
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused because of a shutdown."""
+        return self._draining
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def abort(self, request_id: str) -> int:
+        """Abort every running request with this label; returns how many there were."""
+        streams = [stream for stream in self._streams.values() if stream.request_id == request_id]
+        for stream in streams:
+            stream.abort()
+        return len(streams)
+
+    async def drain(self, timeout: float) -> bool:
+        """Refuse new requests, wait up to `timeout` seconds for running ones, abort the rest; True if none was aborted."""
+        self._draining = True
+        if not self._streams:
+            self._idle.set()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            for stream in list(self._streams.values()):
+                stream.abort()
+            return False
+        return True
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False if the engine refused."""
+        ack = await self._client.control(ResetPrefixCache())
+        return ack.ok
+
+    async def close(self) -> None:
+        """Stop the engine process and remove its sockets; idempotent."""
+        self.disconnect()
+        await self._client.close()
+
+    def disconnect(self) -> None:
+        """Fail what is open and close the way to the engine, whose process is left to its owner; idempotent."""
+        self._draining = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.disconnect()
+
+    def _check_admission(self) -> None:
+        if self._client.dead is not None:
+            raise self._client.dead
+        if self._draining:
+            raise ShuttingDownError("the server is shutting down and takes no new requests")
+        if self._max_queued and self._num_waiting() >= self._max_queued:
+            raise QueueFullError(f"{self._max_queued} requests are waiting already; try again later")
+
+    def _num_waiting(self) -> int:
+        """Requests that the engine has not begun with."""
+        return self._preparing + sum(not stream.started for stream in self._streams.values())
+
+    def _forget(self, key: int) -> None:
+        self._streams.pop(key, None)
+        if self._draining and not self._streams:
+            self._idle.set()
+
+    async def _run(self, work: Callable[[], _T], num_characters: int) -> _T:
+        """Run text work: short texts here, long ones in a thread, so that the event loop stays free."""
+        if num_characters <= _INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _num_characters(prompt: Any) -> int:
+    """Return about how much text (or how many ids) there is to read."""
+    if isinstance(prompt, Mapping):
+        return sum(_num_characters(value) for value in prompt.values())
+    if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
+        return sum(_num_characters(item) for item in prompt)
+    return len(prompt) if isinstance(prompt, (str, list, tuple)) else 0

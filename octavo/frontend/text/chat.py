@@ -1,0 +1,222 @@
+"""Chat messages to a prompt, by the model's own Jinja template.
+
+Templates come with models from strangers: they run in Jinja's sandbox, which gives them no way to files or processes. The
+names and filters are those that the ecosystem's templates count on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, cast
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo.base.errors import ConfigError, InvalidRequestError
+
+# For models that bring no template. ChatML is what most models without one were tuned on.
+CHATML: Final = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Characters of a rendered chat: far beyond any context, and far below what hurts the server.
+MAX_CHARACTERS: Final = 16 * 2**20
+MAX_MESSAGES: Final = 16384
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """A compiled template. special_tokens: "bos_token" and its like -> text, which templates may write."""
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str] | None = None) -> None:
+        """Compile `source` (None: ChatML); raises ConfigError for a syntax error."""
+        self.source = CHATML if source is None else source
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._template = _environment().from_string(self.source)
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"the chat template has a syntax error in line {error.lineno}: {error.message}", field="chat_template"
+            ) from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        max_characters: int = MAX_CHARACTERS,
+    ) -> str:
+        """Return the prompt. `variables` are the template's own (tools, enable_thinking, documents …).
+
+        Encode it with add_special_tokens=False: templates write BOS themselves. Raises InvalidRequestError naming the
+        message at fault, or with the template's own message if it refuses the chat.
+        """
+        known = {"messages": checked_messages(messages), "add_generation_prompt": add_generation_prompt}
+        given = dict(variables or {})
+        for name in known:
+            if name in given:
+                raise InvalidRequestError(
+                    f"{name} is not one of the template's own variables", field="chat_template_kwargs"
+                )
+        pieces: list[str] = []
+        num_characters = 0
+        try:
+            for piece in self._template.generate({**self._special_tokens, **given, **known}):
+                num_characters += len(piece)
+                if num_characters > max_characters:
+                    raise InvalidRequestError(f"the chat is longer than {max_characters} characters", field="messages")
+                pieces.append(piece)
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            if isinstance(error, InvalidRequestError):
+                raise
+            raise InvalidRequestError(f"the chat template refused the messages: {error}", field="messages") from error
+        return "".join(pieces)
+
+
+def render(
+    messages: Sequence[Message],
+    template: str | None,
+    special_tokens: Mapping[str, str] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+    **variables: Any,
+) -> str:
+    """Compile and render at once; a server keeps a `ChatTemplate` instead."""
+    compiled = ChatTemplate(template, special_tokens)
+    return compiled.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+
+
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages as templates want them: content a string, arguments of tool calls an object.
+
+    Raises InvalidRequestError naming what is wrong, such as messages[2].content.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise InvalidRequestError("messages must be a list of at least one message", field="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"messages takes at most {MAX_MESSAGES} entries, not {len(messages)}", field="messages"
+        )
+    return [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _checked(message: Any, field: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(f"{field} must be an object with role and content, not {_kind(message)}", field=field)
+    checked: dict[str, Any] = dict(message)
+    role = checked.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequestError(f"{field}.role must be a string such as 'user', not {role!r}", field=f"{field}.role")
+    checked["content"] = _text(checked.get("content"), role, f"{field}.content")
+    if checked.get("tool_calls") is not None:
+        checked["tool_calls"] = _tool_calls(checked["tool_calls"], f"{field}.tool_calls")
+    return checked
+
+
+def _text(content: Any, role: str, field: str) -> str:
+    if content is None and role == "assistant":
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise InvalidRequestError(f"{field} must be a string or a list of parts, not {_kind(content)}", field=field)
+    return "\n".join(_part(part, f"{field}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: Any, field: str) -> str:
+    if not isinstance(part, Mapping):
+        raise InvalidRequestError(f"{field} must be an object with type and text, not {_kind(part)}", field=field)
+    if part.get("type") != "text":
+        raise InvalidRequestError(
+            f"{field}.type must be 'text', not {part.get('type')!r}: this model reads text only", field=f"{field}.type"
+        )
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequestError(
+            f"{field}.text must be a string, not {_kind(part.get('text'))}", field=f"{field}.text"
+        )
+    return part["text"]
+
+
+def _tool_calls(calls: Any, field: str) -> list[dict[str, Any]]:
+    """Parse the arguments of earlier tool calls: OpenAI sends them as JSON text, templates print or walk an object."""
+    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
+        raise InvalidRequestError(f"{field} must be a list, not {_kind(calls)}", field=field)
+    checked: list[dict[str, Any]] = []
+    for index, call in enumerate(calls):
+        place = f"{field}[{index}].function"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise InvalidRequestError(f"{place} must be an object with a name", field=place)
+        arguments = _arguments(function.get("arguments"), f"{place}.arguments")
+        checked.append({**call, "function": {**function, "arguments": arguments}})
+    return checked
+
+
+def _arguments(arguments: Any, field: str) -> dict[str, Any]:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"{field} is not valid JSON: {error}", field=field) from error
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping):
+        raise InvalidRequestError(f"{field} must be a JSON object, not {_kind(arguments)}", field=field)
+    return dict(arguments)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
+    environment.filters["tojson"] = _to_json
+    names = cast("dict[str, Any]", environment.globals)
+    names.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    return environment
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; here it is just its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which has no place in a prompt."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,107 @@
+"""Token ids to text while they arrive: what is given out never changes, and no character is cut in two.
+
+However the ids are split over calls, the pieces joined are the text of all ids at once. Work is O(1) per token: the text
+so far is never decoded again.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from octavo.frontend.text.tokenizer import Tokenizer, is_byte_token
+
+# Tokens that may wait, at most, for a character to become whole, and tokens that a window may need to have any text.
+_LONGEST_WAIT: Final = 8
+_LONGEST_WINDOW: Final = 32
+_REPLACEMENT: Final = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """One choice's text."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Take the next ids; return the text that is certain now."""
+        ...
+
+    def flush(self) -> str:
+        """Return what was held back: the end of the text has come. An incomplete character gives U+FFFD."""
+        ...
+
+
+def start_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
+    """Return a fresh detokenizer of the kind that the tokenizer needs."""
+    kind = ByteDetokenizer if tokenizer.byte_level else WindowDetokenizer
+    return kind(tokenizer, skip_special_tokens=skip_special_tokens)
+
+
+class ByteDetokenizer:
+    """For byte-level BPE: tokens are bytes, read by a UTF-8 decoder that keeps the beginning of a character."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Take the next ids; return the text that is certain now."""
+        tokenizer = self._tokenizer
+        if self._skip:
+            ids = [index for index in ids if not tokenizer.is_special(index)]
+        return self._utf8.decode(b"".join(map(tokenizer.token_bytes, ids)))
+
+    def flush(self) -> str:
+        """Return what was held back: the end of the text has come."""
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For all other decoders: the new ids are decoded behind the last ones, and the text of those is cut off.
+
+    The last ids are needed because a decoder treats the beginning of a text in its own way (SentencePiece drops a space),
+    so a window always has some text. A run of byte tokens waits for its end: whether its bytes are read as UTF-8 or each
+    replaced is decided by the whole run.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._window: list[int] = []
+        self._window_text = ""
+        self._new: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Take the next ids; return the text that is certain now."""
+        return "".join([self._push_one(index) for index in ids])
+
+    def flush(self) -> str:
+        """Return what was held back: the end of the text has come."""
+        return self._give_out(self._decode(self._window + self._new))
+
+    def _push_one(self, index: int) -> str:
+        tokenizer = self._tokenizer
+        token = tokenizer.token_text(index)
+        if token is None or (self._skip and tokenizer.is_special(index)):
+            return ""
+        self._new.append(index)
+        if tokenizer.byte_fallback and is_byte_token(token):
+            return ""
+        text = self._decode(self._window + self._new)
+        if text.endswith(_REPLACEMENT) and not tokenizer.byte_fallback and len(self._new) < _LONGEST_WAIT:
+            return ""
+        return self._give_out(text)
+
+    def _give_out(self, text: str) -> str:
+        certain = text[len(self._window_text) :]
+        window_text = self._decode(self._new)
+        if window_text:
+            self._window, self._window_text = self._new, window_text
+        else:
+            self._window = (self._window + self._new)[-_LONGEST_WINDOW:]
+            self._window_text = self._decode(self._window)
+        self._new = []
+        return certain
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)

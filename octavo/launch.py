@@ -1,0 +1,219 @@
+"""The composition root: who is made from what, and in which process.
+
+`build_engine` makes an engine in this process (`LLM`, and the engine process itself). `start_engine` and `connect` put one
+into a process of its own with a `TextService` in front (`octavo serve`, `AsyncLLM`). Fronts never import torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo.base.errors import ConfigError
+from octavo.base.logging import get_logger
+from octavo.checkpoint.open import open_checkpoint
+from octavo.checkpoint.record import Checkpoint
+from octavo.config.engine import EngineConfig
+from octavo.config.resolve import ResolvedConfig, resolve
+from octavo.engine.client import EngineClient
+from octavo.engine.executor import Executor
+from octavo.engine.kvcache.geometry import Geometry, solve
+from octavo.engine.process import RunningEngine
+from octavo.engine.spawn import EngineProcess
+from octavo.frontend.intake import Intake
+from octavo.frontend.service import TextService
+from octavo.frontend.text.chat import ChatTemplate
+from octavo.frontend.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.protocol.output import Ready
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngine:
+    """An engine in this process, and what requests to it are checked against."""
+
+    engine: RunningEngine
+    intake: Intake
+
+
+class _Stages:
+    """How long each stage of a start took."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._taken: list[str] = []
+
+    def done(self, stage: str) -> None:
+        now = time.perf_counter()
+        self._taken.append(f"{stage} {now - self._last:.2f} s")
+        self._last = now
+
+    def log(self) -> None:
+        _log.info("engine ready in %.2f s: %s", self._last - self._began, ", ".join(self._taken))
+
+
+def build_local(config: EngineConfig) -> LocalEngine:
+    """Load a model in this process. Raises ConfigError or CheckpointError; nothing stays loaded then."""
+    checkpoint = open_checkpoint(config.model)
+    text = _open_text(checkpoint)
+    engine = build_engine(config, checkpoint)
+    return LocalEngine(engine=engine, intake=_intake(checkpoint, text, engine.ready, None))
+
+
+def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
+    """Load the weights and return the engine that runs them. Raises ConfigError or CheckpointError; nothing stays loaded."""
+    stages = _Stages()
+    # Here and not above: they bring torch, which a front must not load.
+    from octavo.device.registry import detect
+    from octavo.engine.core import EngineCore
+    from octavo.engine.schedule.limits import ScheduleLimits
+    from octavo.engine.schedule.scheduler import Scheduler
+    from octavo.worker.executors.inproc import InprocExecutor
+    from octavo.worker.spec import WorkerSpec
+
+    resolved = resolve(config, checkpoint.facts, detect().facts)
+    stages.done("libraries")
+    executor = InprocExecutor(
+        WorkerSpec(
+            checkpoint=checkpoint,
+            dtype=resolved.dtype,
+            max_model_len=resolved.max_model_len,
+            max_num_seqs=resolved.max_num_seqs,
+            max_num_batched_tokens=resolved.max_num_batched_tokens,
+            load_format=config.model.load_format,
+            seed=config.model.seed,
+            kv_cache_memory=config.cache.kv_cache_memory,
+            memory_utilization=config.cache.gpu_memory_utilization,
+        )
+    )
+    try:
+        geometry, ready = _lay_out(config, resolved, executor, stages)
+    except BaseException:
+        executor.shutdown()
+        raise
+    limits = ScheduleLimits(
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_model_len=ready.max_model_len,
+        policy=config.schedule.scheduling_policy,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        depth=resolved.depth,
+        identity=f"{checkpoint.path}:{resolved.dtype}",
+    )
+    core = EngineCore(Scheduler(geometry, ready.num_pages, limits), executor, resolved.depth)
+    stages.log()
+    return RunningEngine(core=core, ready=ready, shutdown=executor.shutdown)
+
+
+def build_from_options(options: bytes) -> RunningEngine:
+    """Build what `start_engine` asked for: the factory of the engine process."""
+    config = msgspec.msgpack.decode(options, type=EngineConfig)
+    return build_engine(config, open_checkpoint(config.model))
+
+
+def start_engine(config: EngineConfig) -> EngineProcess:
+    """Start an engine process and return at once, while it loads. It dies with this process."""
+    return EngineProcess("octavo.launch:build_from_options", msgspec.msgpack.encode(config))
+
+
+async def connect(config: EngineConfig, process: EngineProcess, *, max_logprobs: int | None = None) -> TextService:
+    """Wait until the engine is loaded and return the service in front of it; the process is stopped if that fails.
+
+    max_logprobs: alternatives per token that a request may ask for; None is no limit.
+    """
+    client = EngineClient(process)
+    loading = asyncio.create_task(client.start())
+    try:
+        # The front reads the tokenizer while the engine reads the weights.
+        checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
+        text = await asyncio.to_thread(_open_text, checkpoint)
+        ready = await loading
+    except BaseException:
+        loading.cancel()
+        await client.close()
+        await asyncio.gather(loading, return_exceptions=True)
+        raise
+    intake = _intake(checkpoint, text, ready, max_logprobs)
+    return TextService(client, intake, max_queued=config.schedule.max_num_queued_reqs)
+
+
+async def start_service(config: EngineConfig, *, max_logprobs: int | None = None) -> TextService:
+    """Start an engine process and return the service in front of it, once it is loaded."""
+    return await connect(config, start_engine(config), max_logprobs=max_logprobs)
+
+
+_Text = tuple[Tokenizer | None, ChatTemplate | None]
+
+
+def _open_text(checkpoint: Checkpoint) -> _Text:
+    """Return tokenizer and chat template; a model without a template is given ChatML, and the log says so."""
+    if checkpoint.tokenizer is None:
+        return None, None
+    tokenizer = load_tokenizer(checkpoint.tokenizer)
+    if checkpoint.chat_template is None:
+        _log.warning("%s has no chat template: chats are written as ChatML", checkpoint.name)
+    return tokenizer, ChatTemplate(checkpoint.chat_template, tokenizer.special_tokens)
+
+
+def _intake(checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int | None) -> Intake:
+    tokenizer, template = text
+    return Intake(
+        facts=checkpoint.facts,
+        max_model_len=ready.max_model_len,
+        tokenizer=tokenizer,
+        template=template,
+        max_logprobs=max_logprobs,
+    )
+
+
+def _lay_out(
+    config: EngineConfig, resolved: ResolvedConfig, executor: Executor, stages: _Stages
+) -> tuple[Geometry, Ready]:
+    """Load the weights, cut the memory that is left into pages and log what was decided."""
+    report = executor.load()
+    stages.done("weights")
+    geometry = solve(report.layers, config.cache.block_size)
+    num_pages = config.cache.num_pages or report.free_bytes // geometry.page_bytes
+    max_model_len, fit = fit_context(config, resolved.max_model_len, geometry, num_pages)
+    executor.allocate(geometry, num_pages)
+    stages.done("pages")
+    decisions = (*resolved.decisions, *report.decisions, *geometry.describe(), fit)
+    for decision in decisions:
+        _log.info("%s", decision)
+    ready = Ready(max_model_len=max_model_len, num_pages=num_pages, page_bytes=geometry.page_bytes, decisions=decisions)
+    return geometry, ready
+
+
+def fit_context(config: EngineConfig, max_model_len: int, geometry: Geometry, num_pages: int) -> tuple[int, str]:
+    """Return the longest context that is served, and why.
+
+    A `max_model_len` that was asked for must fit, or it is a ConfigError with the largest one that does; one that is only
+    the model's own is lowered. With an exact number of pages it is left alone: requests that never fit are refused one by one.
+    """
+    needed = geometry.pages_of(max_model_len)
+    arithmetic = f"{max_model_len} tokens take {needed} pages of {geometry.page_bytes} bytes, the pool has {num_pages}"
+    if needed <= num_pages:
+        return max_model_len, f"{arithmetic}: {num_pages / needed:.1f} sequences of full length"
+    if config.cache.num_pages is not None:
+        return max_model_len, f"{arithmetic}, as asked for: longer requests are refused"
+    largest = _largest_context(geometry, num_pages, max_model_len)
+    if config.model.max_model_len is None and largest > 1:
+        return largest, f"max_model_len lowered to {largest}, the largest that fits: {arithmetic}"
+    raise ConfigError(
+        f"not one sequence fits: {arithmetic}; set max_model_len to at most {largest}, or give the pool more memory "
+        f"(kv_cache_memory of at least {needed * geometry.page_bytes})",
+        field="max_model_len",
+    )
+
+
+def _largest_context(geometry: Geometry, num_pages: int, beyond: int) -> int:
+    """Return the largest number of tokens below `beyond` whose pages fit."""
+    low, high = 0, beyond
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if geometry.pages_of(middle) <= num_pages else (low, middle)
+    return low

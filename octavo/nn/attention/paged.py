@@ -1,0 +1,42 @@
+"""The backend over the paged attention op, whose torch reference runs everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from octavo.nn.attention.capabilities import AttentionNeeds
+from octavo.nn.heads import Heads
+from octavo.ops.paged_attention import Scoring
+from octavo.ops.registry import Kernels
+from octavo.protocol.kept import Plane
+
+
+class PagedBackend:
+    """Keys and values in two planes, `key` and `value`, in the model's dtype."""
+
+    def __init__(self, needs: AttentionNeeds, scale: float, kernels: Kernels) -> None:
+        self._dtype = needs.dtype
+        self._scoring = Scoring(scale=scale, window=needs.window, softcap=needs.softcap)
+        self._page_write = kernels.page_write
+        self._paged_attention = kernels.paged_attention
+
+    def planes(self, heads: Heads) -> tuple[Plane, ...]:
+        """Return the two planes."""
+        itemsize = getattr(torch, self._dtype).itemsize
+        return tuple(
+            Plane(name=name, heads=heads.kv, dim=heads.dim, dtype=self._dtype, itemsize=itemsize)
+            for name in ("key", "value")
+        )
+
+    def write(self, key: Tensor, value: Tensor, planes: Mapping[str, Tensor], pages: Tensor, offsets: Tensor) -> None:
+        """See `AttentionBackend.write`."""
+        self._page_write(key, value, planes["key"], planes["value"], pages, offsets)
+
+    def attend(
+        self, q: Tensor, planes: Mapping[str, Tensor], table: Tensor, query_starts: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        return self._paged_attention(q, planes["key"], planes["value"], table, query_starts, lengths, self._scoring)

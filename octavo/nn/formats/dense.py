@@ -1,0 +1,33 @@
+"""Plain matrices in the model's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo.nn.formats.base import Sliced, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseFormat:
+    """A weight [out, in] as it is."""
+
+    dtype: torch.dtype
+    name: str = "dense"
+    fuses: bool = True
+
+    def tensors(self, num_outs: int, num_ins: int) -> tuple[TensorSpec, ...]:
+        """Return the one tensor."""
+        shape = (num_outs, num_ins)
+        return (TensorSpec(name="weight", shape=shape, dtype=self.dtype, outs=Sliced(dim=0), ins=Sliced(dim=1)),)
+
+    def finalize(self, tensors: Mapping[str, Tensor]) -> None:
+        """Do nothing: it is multiplied as it is stored."""
+
+    def apply(self, x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
+        """Return `x @ weight.T + bias` [T, out]."""
+        return F.linear(x, tensors["weight"], bias)

@@ -1,0 +1,27 @@
+"""The gate of a gated MLP (Shazeer 2020).
+
+Shapes: T tokens, I intermediate features.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.base.facts import Activation
+from octavo.ops.candidate import Candidate, Op
+
+
+class GatedActivation(Protocol):
+    """Activate the gate and multiply."""
+
+    def __call__(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """Return `activation(gate) * up` [T, I], computed in float32 and rounded once; both may be strided views."""
+        ...
+
+
+GATED_ACTIVATION = Op(
+    name="gated_activation",
+    candidates=(Candidate(name="torch", path="octavo.ops.gated_activation.reference:gated_activation"),),
+)

@@ -1,0 +1,30 @@
+"""Writing the keys and values of a step's tokens into their pages.
+
+Shapes: T tokens, K key/value heads, D head size, P pages in the pool, B tokens a block.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.ops.candidate import Candidate, Op
+
+
+class PageWrite(Protocol):
+    """Scatter tokens into pages."""
+
+    def __call__(
+        self, key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, pages: Tensor, offsets: Tensor
+    ) -> None:
+        """Write token t to place `offsets[t]` of page `pages[t]`.
+
+        key, value: [T, K, D]. key_pages, value_pages: strided views [P, K, B, D]. pages, offsets: int64 [T].
+        """
+        ...
+
+
+PAGE_WRITE = Op(
+    name="page_write", candidates=(Candidate(name="torch", path="octavo.ops.page_write.reference:page_write"),)
+)

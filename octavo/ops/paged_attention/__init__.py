@@ -1,0 +1,52 @@
+"""Attention of a mixed batch over keys and values that lie in pages.
+
+Shapes: T tokens in the step, R rows (sequences), H query heads, K key/value heads, D head size, P pages in the pool,
+B tokens a block, C columns of the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.ops.candidate import Candidate, Op
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How scores are made: scaled, optionally capped as `softcap * tanh(score / softcap)`, and seen within `window` tokens."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class PagedAttention(Protocol):
+    """Causal attention over pages."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        table: Tensor,
+        query_starts: Tensor,
+        lengths: Tensor,
+        scoring: Scoring,
+    ) -> Tensor:
+        """Return [T, H, D] in q's dtype, accumulated in float32; zeros for tokens that belong to no row.
+
+        q: [T, H, D]. key_pages, value_pages: strided views [P, K, B, D], written already. table: int32 [R, C], a row's
+        block i lies in page `table[r, i]`; entries outside the row's window or length may be anything, and so may what
+        pages hold beyond them. query_starts: int32 [R + 1]. lengths: int32 [R]; the queries of row r are its last
+        `query_starts[r + 1] - query_starts[r]` tokens. Query heads h * H / K and on share key head h.
+        """
+        ...
+
+
+PAGED_ATTENTION = Op(
+    name="paged_attention",
+    candidates=(Candidate(name="torch", path="octavo.ops.paged_attention.reference:paged_attention"),),
+)

@@ -1,0 +1,73 @@
+"""All ops, and the kernels chosen for them once at start. No call is dispatched after that."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.base.errors import ConfigError
+from octavo.base.facts import DeviceFacts
+from octavo.base.naming import unknown_name
+from octavo.base.plugins import extend
+from octavo.base.registry import Registry
+from octavo.ops import gated_activation, page_copy, page_write, paged_attention, rms_norm, rope
+from octavo.ops.candidate import Candidate, Op, choose
+
+_OPS = (
+    rms_norm.RMS_NORM,
+    rms_norm.ADD_RMS_NORM,
+    rope.ROPE,
+    gated_activation.GATED_ACTIVATION,
+    page_write.PAGE_WRITE,
+    page_copy.PAGE_COPY,
+    paged_attention.PAGED_ATTENTION,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """The functions to call, one for each op, and the reasons of the choices, one line each."""
+
+    rms_norm: rms_norm.RmsNorm
+    add_rms_norm: rms_norm.AddRmsNorm
+    rope: rope.Rope
+    gated_activation: gated_activation.GatedActivation
+    page_write: page_write.PageWrite
+    page_copy: page_copy.PageCopy
+    paged_attention: paged_attention.PagedAttention
+    decisions: tuple[str, ...]
+
+
+def ops() -> dict[str, Op]:
+    """Return every op by name. Other packages' candidates (entry points `octavo.kernels`, named "op.name") go first."""
+    found = {op.name: op for op in _OPS}
+    others = Registry("kernel", {})
+    extend(others, "octavo.kernels")
+    for point in others:
+        name = point.partition(".")[0]
+        if name not in found:
+            raise ConfigError(unknown_name("op", name, found), field=point)
+        candidate: Candidate = others.load(point)
+        found[name] = replace(found[name], candidates=(candidate, *found[name].candidates))
+    return found
+
+
+def bind(facts: DeviceFacts, dtype: str, overrides: Mapping[str, str] | None = None) -> Kernels:
+    """Choose a kernel for every op. overrides: op -> candidate that must be taken.
+
+    Raises ConfigError for an unknown op or candidate, and for a forced candidate that does not fit.
+    """
+    overrides, known = overrides or {}, ops()
+    for name in overrides:
+        if name not in known:
+            raise ConfigError(unknown_name("op", name, known), field=name)
+    functions: dict[str, Any] = {}
+    reasons: list[str] = []
+    for name, op in known.items():
+        choice = choose(op, facts, dtype, overrides.get(name))
+        module, _, function = choice.candidate.path.partition(":")
+        functions[name] = getattr(importlib.import_module(module), function)
+        reasons.append(choice.reason)
+    return Kernels(**functions, decisions=tuple(reasons))

@@ -1,0 +1,26 @@
+"""Rotary position embedding (Su et al. 2021), halves rotated against each other ("neox" style).
+
+Shapes: T tokens, H query heads, K key heads, D head size, R <= D rotated features, L positions.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.ops.candidate import Candidate, Op
+
+
+class Rope(Protocol):
+    """Rotate queries and keys."""
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> None:
+        """Rotate the first R features of q [T, H, D] and k [T, K, D] in place; both may be strided views.
+
+        positions: int64 [T]. table: float32 [L, R], the cosines of the R / 2 angles of a position, then their sines.
+        """
+        ...
+
+
+ROPE = Op(name="rope", candidates=(Candidate(name="torch", path="octavo.ops.rope.reference:rope"),))

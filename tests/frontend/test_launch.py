@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from octavo import launch
+from octavo.base.errors import CheckpointError, ConfigError
+from octavo.config.engine import EngineConfig
+from octavo.engine.kvcache.geometry import solve
+from octavo.protocol.kept import KeptLayer, KeptTokens, Plane
+
+PLANES = tuple(Plane(name=name, heads=1, dim=4, dtype="float32", itemsize=4) for name in ("keys", "values"))
+GEOMETRY = solve([KeptLayer(layer=0, kept=KeptTokens(planes=PLANES), blocks=(16,))])
+
+
+def fit(length: int, pool: int, **options: object) -> tuple[int, str]:
+    return launch.fit_context(EngineConfig.from_options(options), length, GEOMETRY, pool)
+
+
+def test_a_context_that_fits_is_left_alone():
+    assert fit(160, 10)[0] == 160
+    assert "2.0 sequences of full length" in fit(160, 20)[1]
+
+
+def test_the_models_own_context_is_lowered_to_what_fits():
+    length, why = fit(161, 10)
+    assert length == 160
+    assert "lowered to 160" in why
+    assert fit(100_000, 1)[0] == 16
+
+
+def test_a_context_that_was_asked_for_must_fit():
+    with pytest.raises(
+        ConfigError, match=r"161 tokens take 11 pages of 512 bytes, the pool has 10.*at most 160"
+    ) as caught:
+        fit(161, 10, max_model_len=161)
+    assert caught.value.field == "max_model_len"
+    assert "kv_cache_memory of at least 5632" in str(caught.value)
+    with pytest.raises(ConfigError, match="not one sequence fits"):
+        fit(161, 0)
+
+
+def test_an_exact_number_of_pages_is_taken_as_it_is():
+    assert fit(161, 10, max_model_len=161, num_pages=10)[0] == 161
+
+
+def test_configurations_survive_the_way_to_the_engine_process():
+    config = EngineConfig.from_options(
+        {"model": "x", "max_model_len": 7, "num_pages": 3, "scheduling_policy": "priority"}
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
+
+
+def test_a_model_that_is_not_there_stops_the_process_it_started():
+    async def run() -> None:
+        config = EngineConfig.from_options({"model": "/nowhere/at-all"})
+        process = launch.start_engine(config)
+        with pytest.raises(CheckpointError, match="nowhere"):
+            await launch.connect(config, process)
+        assert process.ending() is not None
+        assert not os.path.exists(process.folder)
+
+    asyncio.run(run())
+
+
+def test_a_front_does_not_import_torch():
+    code = "import sys, octavo.llm, octavo.launch; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

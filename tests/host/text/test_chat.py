@@ -1,0 +1,197 @@
+"""Chats become prompts as templates say, and bad messages are named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.base.errors import ConfigError, InvalidRequestError
+from octavo.checkpoint.open import chat_template
+from octavo.frontend.text.chat import CHATML, ChatTemplate, render
+from octavo.frontend.text.tokenizer import Tokenizer
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def test_smollm2(demo_gguf: Path, smollm: Tokenizer):
+    template = ChatTemplate(chat_template(demo_gguf), smollm.special_tokens)
+    expected = (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert template.render([USER]) == expected
+    assert template.render([USER], add_generation_prompt=False) == expected.removesuffix("<|im_start|>assistant\n")
+    ids = smollm.encode(expected, add_special_tokens=False)
+    assert ids[:2] == [1, 9690]
+    assert ids.count(1) == 3
+
+
+def test_a_rendered_chat_has_one_bos():
+    """The template writes it; encoding adds none (tests of the tokenizer show the flag)."""
+    assert render([USER], "{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"}) == "<s>Hi"
+
+
+def test_without_a_template_chatml_is_written():
+    system = {"role": "system", "content": "Be kind."}
+    assert (
+        render([system, USER], None)
+        == "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ChatTemplate(None).source == CHATML
+
+
+def test_blocks_leave_no_blank_lines():
+    source = (
+        "{% for m in messages %}\n    {% if m.role == 'user' %}\n[{{ m.content }}]\n    {% endif %}\n{% endfor %}\nend"
+    )
+    assert render([USER, USER], source) == "[Hi]\n[Hi]\nend"
+
+
+def test_loop_controls_and_generation_tags():
+    body = "{% if loop.index == 2 %}{% break %}{% endif %}{% generation %}{{ m.content }}{% endgeneration %}"
+    source = "{% for m in messages %}" + body + "{% endfor %}"
+    assert render([USER, USER], source) == "Hi"
+
+
+def test_json_is_not_escaped():
+    tools = [{"name": "f", "description": "a < b & 'é'"}]
+    assert render([USER], "{{ tools | tojson }}", tools=tools) == '[{"name": "f", "description": "a < b & \'é\'"}]'
+    assert render([USER], "{{ tools | tojson(indent=1) }}", tools=[1]) == "[\n 1\n]"
+
+
+def test_the_date():
+    assert render([USER], "{{ strftime_now('%Y') }}") == str(datetime.now().year)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ nothing.inside }}", "'nothing' is undefined"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ {[]: 1} }}", "unhashable"),
+    ],
+)
+def test_a_template_that_refuses_gives_its_own_message(source: str, message: str):
+    with pytest.raises(InvalidRequestError) as error:
+        render([USER], source)
+    assert message in error.value.message
+    assert error.value.field == "messages"
+
+
+def test_a_broken_template_is_refused_before_any_request():
+    with pytest.raises(ConfigError, match="syntax error in line 2"):
+        ChatTemplate("a\n{% if %}")
+
+
+def test_output_is_bounded():
+    template = ChatTemplate("{% for i in range(1000) %}{{ messages[0].content }}{% endfor %}")
+    assert len(template.render([USER], max_characters=2000)) == 2000
+    with pytest.raises(InvalidRequestError, match="longer than 1999"):
+        template.render([USER], max_characters=1999)
+
+
+def test_template_variables_cannot_replace_the_chat():
+    with pytest.raises(InvalidRequestError) as error:
+        ChatTemplate(None).render([USER], variables={"messages": []})
+    assert error.value.field == "chat_template_kwargs"
+
+
+def text_part(text: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (USER, "Hi"),
+        ({"role": "user", "content": ""}, ""),
+        ({"role": "user", "content": [text_part("a"), text_part("b")]}, "a\nb"),
+        ({"role": "user", "content": []}, ""),
+        ({"role": "assistant", "content": None, "tool_calls": []}, ""),
+        ({"role": "assistant"}, ""),
+        ({"role": "tool", "content": "42", "tool_call_id": "x"}, "42"),
+    ],
+)
+def test_content(message: dict[str, Any], expected: str):
+    assert render([message], "{{ messages[0].content }}") == expected
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "messages"),
+        ("hello", "messages"),
+        (None, "messages"),
+        ({"role": "user", "content": "x"}, "messages"),
+        (["hello"], "messages[0]"),
+        ([USER, None], "messages[1]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": 3, "content": "x"}], "messages[0].role"),
+        ([{"role": "", "content": "x"}], "messages[0].role"),
+        ([USER, {"role": "user"}], "messages[1].content"),
+        ([{"role": "user", "content": None}], "messages[0].content"),
+        ([{"role": "user", "content": 3}], "messages[0].content"),
+        ([{"role": "user", "content": {"type": "text", "text": "x"}}], "messages[0].content"),
+        ([{"role": "user", "content": [text_part("x"), "y"]}], "messages[0].content[1]"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [text_part(3)]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type"),
+        ([{"role": "assistant", "tool_calls": "f()"}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
+    ],
+)
+def test_bad_messages_are_named(messages: Any, field: str):
+    with pytest.raises(InvalidRequestError) as error:
+        render(messages, None)
+    assert error.value.field == field
+    assert error.value.message.startswith(field)
+
+
+def call(arguments: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": arguments}}],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [('{"a": {"b": 1}}', "a=dict"), ({"a": 2}, "a=int"), ("null", ""), ("", ""), (None, ""), ("{}", "")],
+)
+def test_arguments_of_earlier_calls_are_objects(arguments: Any, expected: str):
+    kind = "{% if v is mapping %}dict{% else %}int{% endif %}"
+    source = "{% for k, v in messages[0].tool_calls[0].function.arguments.items() %}{{ k }}=" + kind + "{% endfor %}"
+    given = call(arguments)
+    assert render(given, source) == expected
+    assert given[0]["tool_calls"][0]["function"]["arguments"] == arguments, "the caller's messages stay as they are"
+
+
+@pytest.mark.parametrize("arguments", ['{"v": ', "[]", '"x"', "3", 3, "[" * 100_000])
+def test_other_arguments_are_refused(arguments: Any):
+    with pytest.raises(InvalidRequestError) as error:
+        render(call(arguments), None)
+    assert error.value.field == "messages[0].tool_calls[0].function.arguments"
+
+
+def test_the_room_needs_no_torch(demo_gguf: Path):
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['transformers'] = sys.modules['gguf'] = None\n"
+        "from octavo.frontend.text import chat, detokenizer, stops\n"
+        "from octavo.frontend.text.tokenizer import load_tokenizer\n"
+        f"tokenizer = load_tokenizer({str(demo_gguf)!r})\n"
+        "prompt = chat.render([{'role': 'user', 'content': 'Hi'}], None)\n"
+        "assert detokenizer.start_detokenizer(tokenizer).push(tokenizer.encode(prompt)) == 'user\\nHi\\nassistant\\n'\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

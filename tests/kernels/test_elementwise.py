@@ -1,0 +1,118 @@
+"""Norms, rotation, activation, page writes and page copies against float64, at odd shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels import formulas
+from tests.kernels.binding import NAN, TOLERANCE, candidates, kernel
+
+DTYPES = ["float32", "bfloat16"]
+TOKENS = [1, 7, 63, 130]
+
+
+def _random(*shape: int, dtype: str, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, dtype))
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor, dtype: str) -> None:
+    assert found.dtype == getattr(torch, dtype)
+    bound = TOLERANCE[dtype] * float(expected.abs().max())
+    torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype], atol=bound)
+
+
+@pytest.mark.parametrize("name", candidates("rms_norm"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("size", [8, 80, 577])
+def test_rms_norm(name: str, dtype: str, tokens: int, size: int) -> None:
+    x, weight = 3 * _random(tokens, size, dtype=dtype), _random(size, dtype=dtype, seed=1)
+    before = x.clone()
+    found = kernel("rms_norm", name, dtype)(x, weight, 1e-5)
+    _close(found, formulas.rms_norm(x, weight, 1e-5), dtype)
+    assert torch.equal(x, before)
+
+
+def test_rms_norm_of_heads_inside_a_wider_row_and_of_zeros() -> None:
+    wide, weight = _random(7, 5, 64, dtype="float32"), _random(64, dtype="float32", seed=1)
+    run = kernel("rms_norm", "torch", "float32")
+    _close(run(wide[:, 1:4], weight, 1e-6), formulas.rms_norm(wide[:, 1:4], weight, 1e-6), "float32")
+    assert torch.equal(run(torch.zeros(2, 64), weight, 1e-6), torch.zeros(2, 64))
+
+
+@pytest.mark.parametrize("name", candidates("add_rms_norm"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_add_rms_norm(name: str, dtype: str, tokens: int) -> None:
+    x, residual = _random(tokens, 80, dtype=dtype), 2 * _random(tokens, 80, dtype=dtype, seed=1)
+    weight = _random(80, dtype=dtype, seed=2)
+    total = (x.double() + residual.double()).to(x.dtype)
+    found = kernel("add_rms_norm", name, dtype)(x, residual, weight, 1e-6)
+    assert torch.equal(residual, total)
+    _close(found, formulas.rms_norm(total, weight, 1e-6), dtype)
+
+
+@pytest.mark.parametrize("name", candidates("rope"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "rotated"), [(1, 1, 8, 8), (3, 1, 64, 64), (9, 3, 80, 32)])
+def test_rope(name: str, dtype: str, tokens: int, heads: int, kv_heads: int, dim: int, rotated: int) -> None:
+    angles = 1.0 / 100.0 ** (torch.arange(rotated // 2, dtype=torch.float64) / rotated * 2)
+    turns = torch.arange(200, dtype=torch.float64)[:, None] * angles
+    table = torch.cat((turns.cos(), turns.sin()), -1).float()
+    positions = torch.randint(200, (tokens,), generator=torch.Generator().manual_seed(3))
+    # Views of one product, as the projection gives them.
+    fused = _random(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    q, k, v = fused.split([heads * dim, kv_heads * dim, kv_heads * dim], -1)
+    q, k, untouched = q.unflatten(-1, (heads, dim)), k.unflatten(-1, (kv_heads, dim)), v.clone()
+    expected = [formulas.rotated(x, positions, angles) for x in (q, k)]
+    assert kernel("rope", name, dtype)(q, k, positions, table) is None
+    _close(q, expected[0], dtype)
+    _close(k, expected[1], dtype)
+    assert torch.equal(v, untouched)
+
+
+@pytest.mark.parametrize("name", candidates("gated_activation"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_gated_activation(name: str, dtype: str, tokens: int, activation: str) -> None:
+    fused = 3 * _random(tokens, 2 * 77, dtype=dtype)
+    gate, up = fused.split(77, -1)
+    before = fused.clone()
+    found = kernel("gated_activation", name, dtype)(gate, up, activation)
+    _close(found, formulas.activated(gate, activation) * up.double(), dtype)
+    assert torch.equal(fused, before)
+
+
+@pytest.mark.parametrize("name", candidates("page_write"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("kv_heads", "dim"), [(1, 8), (3, 64), (9, 80)])
+def test_page_write(name: str, dtype: str, tokens: int, kv_heads: int, dim: int) -> None:
+    block, num_pages = 16, 40
+    size = kv_heads * block * dim
+    pool = torch.full((num_pages, 5 * size), NAN, dtype=getattr(torch, dtype))
+    key_pages, value_pages = (
+        pool[:, first * size : (first + 1) * size].unflatten(1, (kv_heads, block, dim)) for first in (1, 3)
+    )
+    key, value = _random(2, tokens, kv_heads, dim, dtype=dtype)
+    places = torch.randperm(num_pages * block, generator=torch.Generator().manual_seed(4))[:tokens]
+    pages, offsets = places // block, places % block
+    kernel("page_write", name, dtype)(key, value, key_pages, value_pages, pages, offsets)
+    for token, (page, offset) in enumerate(zip(pages.tolist(), offsets.tolist(), strict=True)):
+        assert torch.equal(key_pages[page, :, offset], key[token])
+        assert torch.equal(value_pages[page, :, offset], value[token])
+    assert int((~pool.isnan()).sum()) == 2 * tokens * kv_heads * dim, "something else was written"
+
+
+@pytest.mark.parametrize("name", candidates("page_copy"))
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_page_copy(name: str, count: int) -> None:
+    pool = torch.randint(256, (20, 333), dtype=torch.uint8)
+    before = pool.clone()
+    sources, targets = torch.tensor([4, 4, 9, 0, 19, 5, 6][:count], dtype=torch.int64), torch.arange(10, 10 + count)
+    kernel("page_copy", name, "float32")(pool, sources, targets)
+    before[targets] = before[sources]
+    assert torch.equal(pool, before)

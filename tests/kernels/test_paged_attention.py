@@ -1,0 +1,149 @@
+"""Paged attention against float64: mixed batches over scattered pages, NaN wherever a row has nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention import reference as torch_reference
+from tests.kernels import formulas
+from tests.kernels.binding import NAN, TOLERANCE, candidates, kernel
+
+HEADS = [(1, 1, 8), (3, 1, 64), (3, 3, 80), (9, 3, 64)]
+# (tokens after the step, of them queries)
+DECODES = ((1, 1), (7, 1), (16, 1), (17, 1), (63, 1), (130, 1))
+CHUNKS = ((7, 7), (63, 63), (130, 130), (130, 7), (64, 63), (33, 2))
+MIXED = ((130, 1), (63, 7), (1, 1), (130, 63), (16, 1), (17, 17))
+
+
+class Batch:
+    """Rows of random keys and values, laid into a strided pool whose rest is NaN."""
+
+    def __init__(
+        self, rows: Sequence[tuple[int, int]], heads: tuple[int, int, int], dtype: str, window: int | None, block: int = 16
+    ) -> None:
+        num_heads, num_kv_heads, dim = heads
+        torch_dtype, generator = getattr(torch, dtype), torch.Generator().manual_seed(len(rows) + dim)
+        blocks = [-(-length // block) for length, _ in rows]
+        num_pages, size = sum(blocks) + 3, num_kv_heads * block * dim
+        pool = torch.full((num_pages, 5 * size), NAN, dtype=torch_dtype)
+        planes = [pool[:, i * size : (i + 1) * size].unflatten(1, (num_kv_heads, block, dim)) for i in (1, 2)]
+        self.key_pages, self.value_pages = planes
+        free = random.Random(dim).sample(range(num_pages), num_pages)
+        # Every third column, as a layer whose bundle is the second of three pages a block sees its table.
+        table = torch.full((len(rows), 3 * (max(blocks) + 1)), 10**6, dtype=torch.int32)
+        self.table = table[:, 1::3]
+        self.table.fill_(-1)
+        self.rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        for row, (length, num_queries) in enumerate(rows):
+            q = 2 * torch.randn((num_queries, num_heads, dim), generator=generator).to(torch_dtype)
+            key, value = torch.randn((2, length, num_kv_heads, dim), generator=generator).to(torch_dtype)
+            visible = 0 if window is None else max(0, length - num_queries + 1 - window)
+            for position in range(visible, length):
+                if self.table[row, position // block] < 0:
+                    self.table[row, position // block] = free.pop()
+                page = int(self.table[row, position // block])
+                self.key_pages[page, :, position % block] = key[position]
+                self.value_pages[page, :, position % block] = value[position]
+            self.rows.append((q, key, value))
+        counts = [num_queries for _, num_queries in rows]
+        self.starts = torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32)
+        self.lengths = torch.tensor([length for length, _ in rows], dtype=torch.int32)
+        # Queries are a strided part of a wider product.
+        self.q = torch.cat([q for q, _, _ in self.rows]).repeat(1, 2, 1)[:, :num_heads]
+
+    def run(self, name: str, dtype: str, scoring: Scoring) -> Tensor:
+        """Return the kernel's answer."""
+        paged_attention = kernel("paged_attention", name, dtype)
+        return paged_attention(
+            self.q, self.key_pages, self.value_pages, self.table, self.starts, self.lengths, scoring
+        )
+
+    def expected(self, scoring: Scoring) -> Tensor:
+        """Return float64 [T, H, D]."""
+        rows = (formulas.attention(*row, scoring.scale, scoring.window, scoring.softcap) for row in self.rows)
+        return torch.cat(list(rows))
+
+
+def _close(found: Tensor, expected: Tensor, dtype: str) -> None:
+    assert found.dtype == getattr(torch, dtype)
+    bound = TOLERANCE[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", candidates("paged_attention"))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("rows", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
+def test_full_attention(name: str, dtype: str, heads: tuple[int, int, int], rows: Sequence[tuple[int, int]]) -> None:
+    scoring = Scoring(scale=heads[2] ** -0.5)
+    batch = Batch(rows, heads, dtype, None)
+    _close(batch.run(name, dtype, scoring), batch.expected(scoring), dtype)
+
+
+@pytest.mark.parametrize("name", candidates("paged_attention"))
+@pytest.mark.parametrize("rows", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 129, 500])
+def test_windows(name: str, rows: Sequence[tuple[int, int]], window: int) -> None:
+    scoring = Scoring(scale=0.2, window=window)
+    batch = Batch(rows, (3, 1, 8), "float32", window)
+    _close(batch.run(name, "float32", scoring), batch.expected(scoring), "float32")
+
+
+@pytest.mark.parametrize("name", candidates("paged_attention"))
+@pytest.mark.parametrize("window", [None, 20])
+def test_softcap(name: str, window: int | None) -> None:
+    scoring = Scoring(scale=0.5, window=window, softcap=3.0)
+    batch = Batch(MIXED, (9, 3, 64), "float32", window)
+    found, expected = batch.run(name, "float32", scoring), batch.expected(scoring)
+    _close(found, expected, "float32")
+    uncapped = batch.expected(Scoring(scale=0.5, window=window))
+    assert (uncapped - expected).abs().max() > 0.1, "the cap has to matter here"
+
+
+@pytest.mark.parametrize("name", candidates("paged_attention"))
+@pytest.mark.parametrize("block", [8, 32, 128])
+def test_other_blocks(name: str, block: int) -> None:
+    scoring = Scoring(scale=0.125, window=50)
+    batch = Batch(MIXED, (9, 3, 64), "float32", 50, block)
+    _close(batch.run(name, "float32", scoring), batch.expected(scoring), "float32")
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_long_prompts_are_cut_into_tiles(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    monkeypatch.setattr(torch_reference, "_TILE_SCORES", 130 * 3 * 10)
+    scoring = Scoring(scale=0.2, window=window)
+    batch = Batch(CHUNKS, (3, 1, 8), "float32", window)
+    _close(batch.run("torch", "float32", scoring), batch.expected(scoring), "float32")
+
+
+@pytest.mark.parametrize("name", candidates("paged_attention"))
+def test_rows_without_queries_and_tokens_without_a_row(name: str) -> None:
+    scoring = Scoring(scale=0.2)
+    batch = Batch(((40, 1), (9, 9)), (3, 1, 8), "float32", None)
+    expected = batch.expected(scoring)
+    batch.q = torch.cat((batch.q, torch.full((3, 3, 8), NAN)))
+    batch.starts = torch.tensor([0, 1, 1, 10], dtype=torch.int32)
+    batch.lengths = torch.tensor([40, 0, 9], dtype=torch.int32)
+    batch.table = batch.table[[0, 0, 1]]
+    found = batch.run(name, "float32", scoring)
+    _close(found[:10], expected, "float32")
+    assert torch.equal(found[10:], torch.zeros(3, 3, 8))
+
+
+def test_a_decode_row_does_not_copy_what_it_kept() -> None:
+    """The memory that a decode step takes must not grow by its keys and values, only by its scores."""
+    from torch.profiler import ProfilerActivity, profile
+
+    batch = Batch(((2048, 1),), (2, 2, 64), "float32", None)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        batch.run("torch", "float32", Scoring(scale=0.125))
+    taken = [event.bytes() for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]
+    assert taken, "the profiler saw no memory"
+    # Keys of one head are 512 KiB; scores of one head are 8 KiB, and there are a few copies of them.
+    assert max(taken) <= 2048 * 2 * 4

@@ -1,0 +1,92 @@
+"""GGUF weights: every type bit for bit, rows of rotated pairs put back in order, and the embedded model against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from octavo.base.errors import CheckpointError
+from octavo.worker.loader.gguf_types import dequantize
+from octavo.worker.loader.gguf_weights import hugging_face_name
+from tests.models.gguf_writing import gguf_name, write_gguf
+from tests.models.oracle import assemble_folder, make_oracle, oracle_logits, random_tokens
+from tests.models.paged_run import PagedRun
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_attention_heads": 4}
+# As in files in the wild: one projection of a fused group is stored otherwise than its neighbours.
+MIXED = {".attn_v.weight": Type.F16, ".attn_q.weight": Type.Q4_1, ".weight_norm": Type.F32, ".ffn_up.weight": Type.BF16}
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_1, Type.Q8_0, Type.F16, Type.BF16, Type.F32])
+def test_types_are_decoded_bit_for_bit(kind: Type) -> None:
+    values = np.random.default_rng(0).standard_normal((37, 96)).astype(np.float32) * 3
+    raw = gguf.quants.quantize(values, kind)
+    found = dequantize(kind.name, torch.from_numpy(raw.view(np.uint8).reshape(-1).copy()))
+    expected = gguf.quants.dequantize(raw, kind).astype(np.float32)
+    assert np.array_equal(found.numpy().view(np.uint32), expected.reshape(-1).view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_any_bytes_are_decoded_as_gguf_does(kind: str) -> None:
+    number = Type[kind]
+    size = gguf.GGML_QUANT_SIZES[number][1]
+    raw = np.random.default_rng(1).integers(0, 256, (500, size), dtype=np.uint8)
+    raw[:, 1] &= 0x3F  # finite scales
+    raw[:, 3] &= 0x3F
+    expected = gguf.quants.dequantize(raw, number)
+    assert np.array_equal(dequantize(kind, torch.from_numpy(raw.reshape(-1))).numpy(), expected.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "types"),
+    [
+        ("llama", {"tie_word_embeddings": True}, {".weight": Type.F32}),
+        ("llama", {"tie_word_embeddings": False, "attention_bias": True}, MIXED),
+        ("llama", {"num_key_value_heads": 4}, {"norm.weight": Type.F32, ".weight": Type.Q8_0}),
+        ("qwen3", {"tie_word_embeddings": True}, {"norm.weight": Type.F32, ".weight": Type.Q4_1}),
+    ],
+)
+def test_written_models_give_the_logits_of_their_rounded_weights(
+    tmp_path: Path, arch: str, options: dict[str, Any], types: dict[str, Type]
+) -> None:
+    oracle = make_oracle(arch, {**SIZES, **options})
+    write_gguf(tmp_path / "tiny.gguf", arch, oracle, types)
+    tokens = random_tokens(40)
+    found = PagedRun(assemble_folder(tmp_path / "tiny.gguf")).prefill_and_decode(tokens, [20, 15])
+    torch.testing.assert_close(found, oracle_logits(oracle, tokens), rtol=1e-4, atol=1e-3)
+
+
+def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
+    oracle = make_oracle("llama", SIZES)
+    write_gguf(tmp_path / "tiny.gguf", "llama", oracle, {".ffn_up.weight": Type.Q5_0})
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight is of type Q5_0; Octavo reads F32, F16"):
+        assemble_folder(tmp_path / "tiny.gguf")
+
+
+def test_names_map_both_ways() -> None:
+    oracle = make_oracle("qwen3", {"attention_bias": True, "tie_word_embeddings": False, "num_hidden_layers": 11})
+    names = [name for name, _ in oracle.named_parameters()]
+    assert [hugging_face_name(gguf_name(name)) for name in names] == names
+    assert hugging_face_name("blk.3.ssm_in.weight") == "blk.3.ssm_in.weight"
+
+
+def test_the_embedded_model_gives_the_logits_of_transformers(demo_gguf: Path) -> None:
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    oracle = AutoModelForCausalLM.from_pretrained(
+        demo_gguf.parent,
+        gguf_file=demo_gguf.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+        local_files_only=True,
+    ).eval()
+    tokens = random_tokens(70, vocab_size=49152)
+    expected = oracle_logits(oracle, tokens)
+    run = PagedRun(assemble_folder(demo_gguf))
+    torch.testing.assert_close(run.prefill_and_decode(tokens, [50, 14]), expected, rtol=0, atol=1e-3)

@@ -1,0 +1,136 @@
+"""Weights that do not fit are refused with the tensor's name; what fits is complete, wherever it lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from octavo.base.errors import CheckpointError, ConfigError, UnsupportedError
+from octavo.checkpoint.open import open_checkpoint
+from octavo.config.model import ModelConfig
+from octavo.device.fake import fake_device
+from octavo.models.registry import load_model
+from octavo.worker.loader.assemble import assemble
+from tests.models.oracle import assemble_folder, make_oracle, oracle_logits, random_tokens
+from tests.models.paged_run import PagedRun
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def _saved(path: Path, change: Callable[[dict[str, Tensor]], None], *, tied: bool = False) -> Path:
+    make_oracle("llama", {"tie_word_embeddings": tied}).save_pretrained(path)
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(UP), rf"tensors are missing: {UP}$"),
+        (lambda t: t.pop("lm_head.weight"), r"tensors are missing: lm_head\.weight$"),
+        (lambda t: t.update({UP: t[UP][:-1].clone()}), rf"tensor {UP} is \[79, 48\], but the config asks for \[80, 48\]"),
+        (lambda t: t.update({UP: t[UP].T.contiguous()}), rf"tensor {UP} is \[48, 80\], but the config asks for \[80, 48\]"),
+        (lambda t: t.update({"model.layers.0.mlp.up_proj.bias": torch.ones(80)}), r"model\.layers\.0\.mlp\.up_proj\.bias is not one of"),
+        (lambda t: t.update({"model.layers.3.mlp.up_proj.weight": t[UP].clone()}), r"model\.layers\.3\.mlp\.up_proj\.weight is not one of"),
+        (lambda t: t.update({UP: t[UP].to(torch.int8)}), rf"tensor {UP} is of type I8; Octavo reads F64, F32, F16, BF16"),
+    ],
+)
+def test_tensors_that_do_not_fit(tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        assemble_folder(_saved(tmp_path, change))
+
+
+def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"missing: .* and 25 more$"):
+        assemble_folder(_saved(tmp_path, lambda tensors: [tensors.pop(name) for name in list(tensors)[:-1]]))
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = _saved(tmp_path, lambda tensors: None)
+    checkpoint = open_checkpoint(ModelConfig(model=str(path), skip_tokenizer_init=True))
+    (path / "model.safetensors").write_bytes((path / "model.safetensors").read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read"):
+        assemble(checkpoint, dtype="float32", device=fake_device(), max_model_len=64)
+
+
+def test_harmless_tensors_and_a_tied_head_are_let_pass(tmp_path: Path) -> None:
+    def add(tensors: dict[str, Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+        tensors["lm_head.weight"] = torch.full_like(tensors["model.embed_tokens.weight"], 7.0)
+
+    path, tokens = _saved(tmp_path, add, tied=True), random_tokens(12)
+    expected = oracle_logits(make_oracle("llama", {"tie_word_embeddings": True}), tokens)
+    torch.testing.assert_close(PagedRun(assemble_folder(path)).prefill_and_decode(tokens, [12]), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_shards_and_other_dtypes(tmp_path: Path) -> None:
+    oracle = make_oracle("llama", {"tie_word_embeddings": False})
+    for parameter in oracle.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    oracle.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    tokens = random_tokens(12)
+    found = PagedRun(assemble_folder(tmp_path)).prefill_and_decode(tokens, [12])
+    torch.testing.assert_close(found, oracle_logits(oracle.float(), tokens), rtol=1e-4, atol=1e-3)
+
+
+def test_dummy_weights(tmp_path: Path) -> None:
+    make_oracle("qwen3", {"attention_bias": True}).config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForCausalLM"]}))
+    checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path), skip_tokenizer_init=True, load_format="dummy"))
+    tokens, before = random_tokens(30), torch.random.get_rng_state()
+
+    def logits(seed: int) -> Tensor:
+        made = assemble(
+            checkpoint, dtype="float32", device=fake_device(), max_model_len=64, load_format="dummy", seed=seed
+        )
+        return PagedRun(made).prefill_and_decode(tokens, [30])
+
+    first = logits(5)
+    assert torch.isfinite(first).all()
+    assert 0.2 < first.std() < 5
+    assert torch.equal(first, logits(5))
+    assert not torch.allclose(first, logits(6), atol=0.1)
+    assert torch.equal(before, torch.random.get_rng_state()), "the global generator was used"
+    with pytest.raises(CheckpointError, match="holds no weights; load_format dummy"):
+        assemble(checkpoint, dtype="float32", device=fake_device(), max_model_len=64)
+    with pytest.raises(ConfigError, match="load_format is gguf"):
+        assemble(checkpoint, dtype="float32", device=fake_device(), max_model_len=64, load_format="gguf")
+
+
+def test_decisions_and_overrides(tmp_path: Path) -> None:
+    made = assemble_folder(_saved(tmp_path, lambda tensors: None), overrides={"rope": "torch", "attention": "torch"})
+    assert "rope torch: asked for" in made.decisions
+    assert "rms_norm torch: the first that fits" in made.decisions
+    assert "attention of heads of 8: torch, asked for" in made.decisions
+    assert [layer.layer for layer in made.layers] == [0, 1, 2]
+    assert [plane.name for plane in made.layers[0].kept.planes] == ["key", "value"]
+    assert made.layers[0].kept.bytes_per_token == 2 * 2 * 8 * 4
+    assert made.layers[0].blocks == (16, 32, 64, 128)
+    with pytest.raises(ConfigError, match="unknown attention backend 'tortch'; did you mean 'torch'"):
+        assemble_folder(tmp_path, overrides={"attention": "tortch"})
+    with pytest.raises(ConfigError, match="unknown op 'rms_nrm'; did you mean 'rms_norm'"):
+        assemble_folder(tmp_path, overrides={"rms_nrm": "torch"})
+
+
+def test_nothing_stays_on_meta_and_fused_parts_share_one_matrix(tmp_path: Path) -> None:
+    model = assemble_folder(_saved(tmp_path, lambda tensors: None)).model
+    parameters = dict(model.named_parameters())
+    assert {parameter.device.type for parameter in parameters.values()} == {"cpu"}
+    assert not any(parameter.requires_grad for parameter in parameters.values())
+    assert parameters["decoder.layers.0.attention.qkv.pieces.0.weight"].shape == (48 + 2 * 16, 48)
+    assert parameters["decoder.layers.0.mlp.gate_up.pieces.0.weight"].shape == (160, 48)
+
+
+def test_unknown_architectures_get_the_nearest_name() -> None:
+    with pytest.raises(UnsupportedError, match="Qwen3MoeForCausalLM is not supported; the nearest that is: Qwen3For"):
+        load_model("Qwen3MoeForCausalLM")

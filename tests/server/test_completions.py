@@ -1,0 +1,145 @@
+"""POST /v1/completions: shapes, choices, usage and logprobs, whole and streamed alike."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from octavo.config.serve import ServeConfig
+from tests.server.fake_service import WORDS, FakeService, answer_ids, answer_text
+from tests.server.harness import TEXT, client, events_of, run
+
+
+async def _ask(service: FakeService, config: ServeConfig, **fields: Any) -> Any:
+    async with client(service, config) as http:
+        answer = await http.post("/v1/completions", json={**TEXT, **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json() if not fields.get("stream") else events_of(answer.text)
+
+
+def test_whole_answer(service: FakeService, config: ServeConfig) -> None:
+    service.num_cached = 2
+    body = run(_ask(service, config, max_tokens=3, seed=7, stop=["x"], priority=-2, cache_salt="s"))
+    identity, created = body.pop("id"), body.pop("created")
+    assert identity.startswith("cmpl-")
+    assert created > 1_700_000_000
+    assert body == {
+        "object": "text_completion",
+        "model": "tiny",
+        "system_fingerprint": None,
+        "choices": [
+            {"index": 0, "text": "Ein Oktav hat", "logprobs": None, "finish_reason": "length", "stop_reason": None}
+        ],
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 3,
+            "total_tokens": 6,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        },
+    }
+    tokens, params, options = service.requests[0]
+    assert tokens[0] == 1  # the beginning of the sequence
+    assert (params.seed, params.stop, params.max_tokens, params.logprobs) == (7, ("x",), 3, None)
+    assert (options["priority"], options["cache_salt"], options["request_id"]) == (-2, "s", identity)
+
+
+def test_default_is_16_tokens_and_every_parameter_arrives(service: FakeService, config: ServeConfig) -> None:
+    extras = {"top_k": 5, "min_p": 0.1, "stop_token_ids": [9], "ignore_eos": True, "min_tokens": 2, "top_p": 0.5}
+    extras |= {"skip_special_tokens": False, "include_stop_str_in_output": True, "temperature": 0.25}
+    run(_ask(service, config, max_tokens=None, **extras))
+    _, params, _ = service.requests[0]
+    assert params.max_tokens == 16
+    assert {name: getattr(params, name) for name in extras} == {**extras, "stop_token_ids": (9,)}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ("ab", [[1, 353, 354]]),
+        (["ab", "b"], [[1, 353, 354], [1, 354]]),
+        ([5, 6], [[5, 6]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+    ],
+)
+def test_every_kind_of_prompt(service: FakeService, config: ServeConfig, prompt: Any, tokens: list[list[int]]) -> None:
+    body = run(_ask(service, config, prompt=prompt))
+    assert [asked for asked, _, _ in service.requests] == tokens
+    assert [choice["index"] for choice in body["choices"]] == list(range(len(tokens)))
+    assert body["usage"]["prompt_tokens"] == sum(map(len, tokens))
+    assert body["usage"]["completion_tokens"] == 4 * len(tokens)
+
+
+def test_add_special_tokens_false(service: FakeService, config: ServeConfig) -> None:
+    run(_ask(service, config, prompt=["a", "b"], add_special_tokens=False))
+    assert [asked for asked, _, _ in service.requests] == [[353], [354]]
+
+
+def test_choices_are_numbered_prompt_by_prompt(service: FakeService, config: ServeConfig) -> None:
+    body = run(_ask(service, config, prompt=["a", "b"], n=3, max_tokens=2))
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3, 4, 5]
+    assert [choice["text"] for choice in body["choices"]] == [answer_text(i % 3, 2) for i in range(6)]
+    assert body["usage"]["completion_tokens"] == 12
+    assert body["usage"]["prompt_tokens"] == 4  # once a prompt, not once a choice
+
+
+def test_logprobs_shape(service: FakeService, config: ServeConfig) -> None:
+    body = run(_ask(service, config, max_tokens=3, logprobs=1))
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["Ein", " Oktav", " hat"],
+        "token_logprobs": [-0.5, -1.0, -0.5],
+        # The likeliest one, and the chosen one in any case.
+        "top_logprobs": [{"Ein": -0.5}, {" hat": -0.5, " Oktav": -1.0}, {" hat": -0.5}],
+        "text_offset": [0, 3, 9],
+    }
+
+
+def test_logprobs_0_reports_the_chosen_tokens(service: FakeService, config: ServeConfig) -> None:
+    logprobs = run(_ask(service, config, max_tokens=2, logprobs=0))["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"] == [-0.5, -1.0]
+    assert logprobs["top_logprobs"] == [{"Ein": -0.5}, {" Oktav": -1.0}]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.parametrize("prompt", ["a", ["a", "bc", "d"]])
+def test_stream_equals_whole(
+    service: FakeService, config: ServeConfig, n: int, logprobs: int | None, prompt: Any
+) -> None:
+    fields = {"n": n, "logprobs": logprobs, "prompt": prompt, "max_tokens": 7}
+    whole = run(_ask(service, config, **fields))
+    events = run(_ask(service, config, **fields, stream=True, stream_options={"include_usage": True}))
+    assert events.pop() == "[DONE]"
+    *chunks, last = [json.loads(event) for event in events]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+    joined: dict[int, Any] = {}
+    for chunk in chunks:
+        assert chunk["usage"] is None
+        (choice,) = chunk["choices"]
+        known = joined.setdefault(choice["index"], {**choice, "text": "", "logprobs": None, "finish_reason": None})
+        assert known["finish_reason"] is None, "a chunk came after the end"
+        known["text"] += choice["text"]
+        known["finish_reason"] = choice["finish_reason"]
+        if choice["logprobs"] is not None:
+            pieces = known["logprobs"] = known["logprobs"] or {name: [] for name in choice["logprobs"]}
+            for name, values in choice["logprobs"].items():
+                pieces[name] += values
+    assert [joined[index] for index in sorted(joined)] == whole["choices"]
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+
+
+def test_usage_is_in_a_stream_only_when_asked_for(service: FakeService, config: ServeConfig) -> None:
+    for options in (None, {}, {"include_usage": False}):
+        events = run(_ask(service, config, stream=True, stream_options=options))
+        assert events[-1] == "[DONE]"
+        assert all("usage" not in json.loads(event) for event in events[:-1])
+        assert all(json.loads(event)["choices"] for event in events[:-1])
+
+
+def test_text_offsets_count_characters(service: FakeService, config: ServeConfig) -> None:
+    choice = run(_ask(service, config, max_tokens=8, logprobs=0))["choices"][0]
+    for offset, token in zip(choice["logprobs"]["text_offset"], answer_ids(0, 8), strict=True):
+        assert choice["text"][offset:].startswith(WORDS[token])

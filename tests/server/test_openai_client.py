@@ -1,0 +1,103 @@
+"""OpenAI's own client reads every answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+
+from octavo.config.serve import ServeConfig
+from tests.server.fake_service import FakeService, answer_text
+from tests.server.harness import loopback, run
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+
+
+def _with_client(
+    service: FakeService, config: ServeConfig, work: Callable[[openai.AsyncOpenAI], Awaitable[None]]
+) -> None:
+    async def go() -> None:
+        async with (
+            loopback(service, config) as url,
+            openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as api,
+        ):
+            await work(api)
+
+    run(go())
+
+
+def test_chat_whole_and_streamed(service: FakeService, config: ServeConfig) -> None:
+    async def work(api: openai.AsyncOpenAI) -> None:
+        whole = await api.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=5, n=2, logprobs=True)
+        assert whole.choices[1].message.content == answer_text(1, 5)
+        assert whole.choices[0].logprobs is not None
+        assert whole.choices[0].logprobs.content is not None
+        assert whole.choices[0].logprobs.content[0].bytes == list(b"Ein")
+        assert whole.usage is not None
+        assert whole.usage.prompt_tokens_details is not None
+        assert whole.usage.prompt_tokens_details.cached_tokens == 0
+        stream = await api.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=5, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == answer_text(0, 5)
+        assert chunks[-2].choices[0].finish_reason == "length"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 5
+
+    _with_client(service, config, work)
+
+
+def test_completions_with_logprobs(service: FakeService, config: ServeConfig) -> None:
+    async def work(api: openai.AsyncOpenAI) -> None:
+        answer = await api.completions.create(model="tiny", prompt=["a", "b"], max_tokens=3, n=3, logprobs=2)
+        assert [choice.index for choice in answer.choices] == list(range(6))
+        assert answer.choices[5].text == answer_text(2, 3)
+        assert answer.choices[0].logprobs is not None
+        assert answer.choices[0].logprobs.text_offset == [0, 3, 9]
+        assert [model.id async for model in await api.models.list()] == ["tiny", "small"]
+
+    _with_client(service, config, work)
+
+
+def test_errors_become_its_exceptions(service: FakeService, config: ServeConfig) -> None:
+    async def work(api: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError) as bad:
+            await api.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)
+        assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
+        with pytest.raises(openai.NotFoundError) as missing:
+            await api.chat.completions.create(model="other", messages=MESSAGES)
+        assert missing.value.code == "model_not_found"
+        service.queue_full = True
+        with pytest.raises(openai.RateLimitError):
+            await api.chat.completions.create(model="tiny", messages=MESSAGES)
+        service.queue_full = False
+        service.fail_at = 1
+        stream = await api.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+        with pytest.raises(openai.APIError, match="not numbers"):
+            _ = [chunk async for chunk in stream]
+
+    _with_client(service, config, work)
+
+
+def test_a_stream_that_is_closed_aborts(service: FakeService, config: ServeConfig) -> None:
+    service.delay = 0.02
+
+    async def work(api: openai.AsyncOpenAI) -> None:
+        stream = await api.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=50, stream=True)
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        await stream.close()
+        for _ in range(200):
+            if not service.open:
+                break
+            await asyncio.sleep(0.005)
+        assert not service.open
+        assert len(service.aborted) == 1
+
+    _with_client(service, config, work)

@@ -1,0 +1,146 @@
+"""Models, health, version, cache reset, and metrics whose counters are exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo import __version__
+from octavo.config.serve import ServeConfig
+from octavo.observe.metrics import Histogram, ServerMetrics
+from octavo.protocol.output import EngineStats
+from tests.server.fake_service import MAX_MODEL_LEN, FakeService
+from tests.server.harness import CHAT, TEXT, client, run, samples
+
+LABEL = '{model_name="tiny"}'
+
+
+async def _get(service: FakeService, config: ServeConfig, *paths: str) -> list[Any]:
+    async with client(service, config) as http:
+        return [await http.get(path) for path in paths]
+
+
+def test_models(service: FakeService, config: ServeConfig) -> None:
+    listed, one, none = run(_get(service, config, "/v1/models", "/v1/models/small", "/v1/models/gpt-9"))
+    assert [card["id"] for card in listed.json()["data"]] == ["tiny", "small"]
+    assert listed.json()["object"] == "list"
+    assert one.json() == listed.json()["data"][1]
+    assert one.json()["max_model_len"] == MAX_MODEL_LEN
+    assert one.json()["object"] == "model"
+    assert (none.status_code, none.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_the_model_is_called_by_its_path_where_no_name_is_given(service: FakeService) -> None:
+    listed, one = run(_get(service, ServeConfig(), "/v1/models", "/v1/models/fake/model"))
+    assert listed.json()["data"][0]["id"] == one.json()["id"] == "fake/model"
+
+
+def test_health_and_version(service: FakeService, config: ServeConfig) -> None:
+    health, version = run(_get(service, config, "/health", "/version"))
+    assert health.status_code == 200
+    assert version.json() == {"version": __version__}
+
+
+def test_reset_prefix_cache_is_honest(service: FakeService, config: ServeConfig) -> None:
+    async def ask() -> list[Any]:
+        async with client(service, config) as http:
+            done = await http.post("/reset_prefix_cache")
+            service.can_reset = False
+            return [done, await http.post("/reset_prefix_cache")]
+
+    done, refused = run(ask())
+    assert (done.status_code, done.json()) == (200, {"success": True})
+    assert (refused.status_code, refused.json()["success"]) == (409, False)
+    assert "nothing was reset" in refused.json()["error"]["message"]
+
+
+def test_engine_figures_are_read_when_asked_for(service: FakeService, config: ServeConfig) -> None:
+    (before,) = run(_get(service, config, "/metrics"))
+    assert samples(before.text)["octavo:num_pages" + LABEL] == 0
+    service.figures = EngineStats(
+        num_running=3, num_waiting=2, num_slots=8, used_slots=4, num_pages=40, free_pages=10, cached_pages=15,
+        used_pages=12, pending_pages=3, prefix_queries=100, prefix_hits=60, num_preemptions=5, num_steps=77, failed_rows=1,
+    )  # fmt: skip
+    (page,) = run(_get(service, config, "/metrics"))
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    shown = samples(page.text)
+    expected = {
+        "num_requests_running": 3,
+        "num_requests_waiting": 2,
+        "num_slots": 8,
+        "num_slots_used": 4,
+        "kv_cache_usage_perc": 0.3,
+        "prefix_cache_queries_total": 100,
+        "prefix_cache_hits_total": 60,
+        "num_preemptions_total": 5,
+        "corrupted_requests_total": 1,
+        "engine_steps_total": 77,
+    }
+    assert {name: shown[f"octavo:{name}{LABEL}"] for name in expected} == expected
+    states = {"free": 10, "cached": 15, "used": 12, "pending": 3}
+    pages = {state: shown[f'octavo:pool_pages{{model_name="tiny",state="{state}"}}'] for state in states}
+    assert pages == states
+
+
+def test_counters_equal_what_clients_were_told(service: FakeService, config: ServeConfig) -> None:
+    async def ask() -> tuple[list[dict[str, int]], str]:
+        usages: list[dict[str, int]] = []
+        async with client(service, config) as http:
+            for tokens in range(1, 6):
+                chat = {**CHAT, "max_tokens": tokens, "n": 2}
+                usages.append((await http.post("/v1/chat/completions", json=chat)).json()["usage"])
+                text = {**TEXT, "max_tokens": tokens, "prompt": ["a", "bb"]}
+                usages.append((await http.post("/v1/completions", json=text)).json()["usage"])
+                await http.post("/v1/completions", json={**text, "stream": True})
+                usages.append(usages[-1])
+                await http.post("/v1/completions", json={**text, "top_p": 7})
+            return usages, (await http.get("/metrics")).text
+
+    usages, page = run(ask())
+    shown = samples(page)
+    assert shown["octavo:prompt_tokens_total" + LABEL] == sum(u["prompt_tokens"] for u in usages)
+    assert shown["octavo:generation_tokens_total" + LABEL] == sum(u["completion_tokens"] for u in usages)
+    reasons = {r: shown[f'octavo:request_success_total{{finished_reason="{r}",model_name="tiny"}}'] for r in
+               ("stop", "length", "abort", "error")}  # fmt: skip
+    assert reasons == {"stop": 0, "length": 5 * 6, "abort": 0, "error": 0}
+    # One entry a prompt: 5 of chat, 5 * 2 of completions, twice.
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_prompt_tokens"):
+        assert shown[f"octavo:{name}_count{LABEL}"] == 25
+    assert shown["octavo:request_queue_time_seconds_sum" + LABEL] == 25 * 0.25
+    assert shown["octavo:request_prompt_tokens_sum" + LABEL] == shown["octavo:prompt_tokens_total" + LABEL]
+    assert shown["octavo:request_generation_tokens_sum" + LABEL] == shown["octavo:generation_tokens_total" + LABEL]
+    # Every token but a choice's first has a distance to the one before.
+    assert shown["octavo:inter_token_latency_seconds_count" + LABEL] == (1 + 2 + 3 + 4) * 6
+    assert shown['octavo:request_prompt_tokens_bucket{le="+Inf",model_name="tiny"}'] == 25
+
+
+def test_names_and_types_of_all_families(service: FakeService, config: ServeConfig) -> None:
+    (page,) = run(_get(service, config, "/metrics"))
+    kinds = {family.name: family.type for family in text_string_to_metric_families(page.text)}
+    gauges = (
+        "num_requests_running num_requests_waiting num_slots num_slots_used kv_cache_usage_perc num_pages pool_pages"
+    )
+    counters = "prefix_cache_queries prefix_cache_hits num_preemptions corrupted_requests engine_steps prompt_tokens"
+    counters += " generation_tokens request_success"
+    histograms = "time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds"
+    histograms += " request_queue_time_seconds request_prompt_tokens request_generation_tokens"
+    expected = {f"octavo:{name}": kind for kind, names in
+                (("gauge", gauges), ("counter", counters), ("histogram", histograms)) for name in names.split()}  # fmt: skip
+    assert kinds == expected
+
+
+def test_histogram_buckets_count_up_to_their_bound() -> None:
+    histogram = Histogram("h", "help", (1.0, 2.0))
+    for value, times in ((0.5, 1), (1.0, 2), (1.5, 1), (9.0, 3)):
+        histogram.observe(value, times)
+    found = {s.labels.get("le", s.name): s.value for s in histogram.family("", {"m": "x"}).samples}
+    assert found == {"1.0": 3, "2.0": 4, "+Inf": 7, "h_count": 7, "h_sum": 0.5 + 2 + 1.5 + 27}
+
+
+def test_two_servers_in_one_process_share_no_metrics() -> None:
+    first, second = (ServerMetrics(name, lambda: None) for name in ("a", "b"))
+    first.count_generated(5)
+    assert samples(first.render().decode())['octavo:generation_tokens_total{model_name="a"}'] == 5
+    assert samples(second.render().decode())['octavo:generation_tokens_total{model_name="b"}'] == 0
+    assert 'model_name="a"' not in second.render().decode()
