@@ -30,7 +30,16 @@ _PUBLIC = {
     "Logprob": "octavo.protocol.output",
     "OctavoError": "octavo.base.errors",
 }
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineConfig", "Logprob", "OctavoError", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "Logprob",
+    "OctavoError",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ from octavo.frontend.offline import OfflineEngine
 from octavo.frontend.service import TextService
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.control import ResetPrefixCache
-from octavo.protocol.output import RequestOutput
+from octavo.protocol.output import EngineStats, RequestOutput
 from octavo.protocol.sampling import SamplingParams
 
 Message = Mapping[str, Any]
@@ -107,6 +107,10 @@ class LLM:
         """Return the tokenizer; None with skip_tokenizer_init."""
         return self._intake.tokenizer
 
+    def get_stats(self) -> EngineStats:
+        """Return the engine's gauges and totals as they are now."""
+        return self._check_live().engine.core.stats()
+
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; returns whether the engine did."""
         self._check_live()
@@ -127,9 +131,10 @@ class LLM:
     def __del__(self) -> None:
         self.shutdown()
 
-    def _check_live(self) -> None:
+    def _check_live(self) -> launch.LocalEngine:
         if self._local is None:
             raise EngineDeadError("this LLM was shut down")
+        return self._local
 
 
 class AsyncLLM:

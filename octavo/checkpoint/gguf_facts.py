@@ -12,6 +12,7 @@ from octavo.base.facts import ModelFacts, RopeFacts
 from octavo.checkpoint.gguf import GgufArray, GgufFile
 
 _ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_PAIRS_TOGETHER: Final = ("llama",)
 # Keys, after the architecture's prefix, that change what is computed; zero or one means that they do not.
 _FOREIGN: Final = (
     "expert_count", "attention.sliding_window", "logit_scale", "residual_scale", "embedding_scale", "attention.scale",
@@ -22,6 +23,11 @@ _STORED: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Llama 3.1 and later all stretch the same way; files hold only the resulting divisors.
 _LLAMA3: Final = RopeFacts(dim=0, kind="llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
 _MOST_LAYERS: Final = 10_000
+
+
+def keeps_pairs_together(file: GgufFile) -> bool:
+    """Return whether query and key rows are stored with the two rows of a rotated pair side by side."""
+    return file.text("general.architecture") in _PAIRS_TOGETHER
 
 
 def read_gguf_facts(file: GgufFile) -> ModelFacts:

@@ -27,7 +27,7 @@ class ModelConfig:
         None, "longest prompt and output together, in tokens; the model's own if not given", low=1
     )
     load_format: LoadFormat = option("auto", "how weights are stored; dummy makes random ones from the config alone")
-    seed: int = option(0, "seed of dummy weights, and of requests that bring none", low=0)
+    seed: int = option(0, "seed of dummy weights; requests that bring no seed draw one each", low=0)
     chat_template: str | None = option(None, "a Jinja chat template, or the path of a file with one")
 
     def __post_init__(self) -> None:

@@ -14,7 +14,9 @@ class ScheduleConfig:
 
     max_num_seqs: int = option(256, "sequences that run at once", low=1, high=65536)
     max_num_batched_tokens: int | None = option(
-        None, "tokens computed in one step, prompts and outputs together; 512 on a CPU, 8192 elsewhere if not given", low=1
+        None,
+        "tokens computed in one step, prompts and outputs together; 512 on a CPU, 8192 elsewhere if not given",
+        low=1,
     )
     scheduling_policy: Literal["fcfs", "priority"] = option(
         "fcfs", "first come first served, or lowest priority number first"

@@ -14,7 +14,7 @@ from torch import Tensor
 class GroupInputs:
     """Where one group's pages are, for the rows of this step.
 
-    table: int32 [R, C], the page in each column; column = block index * pages_per_block + j; the scratch page where nothing is kept.
+    table: int32 [R, C], the page in each column (block index * pages_per_block + j); the scratch page where nothing is kept.
     write_pages: int64 [T, pages_per_block], the pages of each token's block. write_offsets: int64 [T], its place in the block.
     """
 

@@ -30,8 +30,8 @@ Command = ResetPrefixCache | Barrier | Call
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
     """One command and when it takes effect.
 
-    at_once: with the next plan. at_plan: with plan number `plan` or the first later one, or when the engine is idle. after_drain: with the first plan
-    after everything admitted has finished; nothing new is admitted meanwhile.
+    at_once: with the next plan. at_plan: with plan number `plan` or the first later one, or when the engine is idle.
+    after_drain: with the first plan after everything admitted has finished; nothing new is admitted meanwhile.
     """
 
     ticket: int

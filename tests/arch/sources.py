@@ -23,7 +23,8 @@ def texts() -> dict[str, str]:
     """Every text file that belongs to the repository: path from the root -> content."""
     folders = ("octavo", "tests", "tools", "benchmarks", "docs", ".ci")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
-    files += [*ROOT.glob("*.*"), ROOT / "Makefile", ROOT / "LICENSE", ROOT / ".pre-commit-config.yaml"]
+    files += [file for kind in ("md", "toml", "yml") for file in ROOT.glob(f"*.{kind}")]
+    files += [ROOT / "Makefile", ROOT / "LICENSE", ROOT / ".pre-commit-config.yaml"]
     kept = [file for file in sorted(files) if file.is_file() and "__pycache__" not in file.parts]
     return {
         file.relative_to(ROOT).as_posix(): file.read_bytes().decode("utf-8", errors="replace")

@@ -6,6 +6,7 @@ import re
 from pathlib import PurePosixPath
 
 from octavo.base.env import known_variables
+from octavo.cli.main import COMMANDS
 from tests.arch.sources import ROOT, texts
 
 DOCS = {path: text for path, text in texts().items() if path.endswith(".md")}
@@ -21,11 +22,19 @@ def _code(text: str) -> str:
 
 
 def test_make_targets_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    makefile = texts()["Makefile"]
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     assert {"demo", "chat", "test", "test-all", "check", "bench"} <= targets
     named = {(path, name) for path, text in DOCS.items() for name in re.findall(r"\bmake ([a-z-]+)", _code(text))}
     assert {name for path, name in named if path == "README.md"} >= {"demo", "test"}
     assert sorted(pair for pair in named if pair[1] not in targets) == []
+    assert [script for script in re.findall(r"\b\w+/\S+\.py", makefile) if not (ROOT / script).exists()] == []
+
+
+def test_commands_exist() -> None:
+    named = {name for text in DOCS.values() for name in re.findall(r"\boctavo ([a-z]+)\b", _code(text))}
+    assert {"serve", "chat"} <= named
+    assert named - set(COMMANDS) - {"import"} == set()
 
 
 def test_named_files_exist() -> None:

@@ -108,9 +108,7 @@ class Engine:
             tokens_per_step=self.tokens_per_step,
         )
         self.scheduler = Scheduler(self.geometry, self.num_pages, limits, source=self.source, clock=lambda: 0.0)
-        self.worker = FakeExecutor(
-            self.geometry, self.num_pages, tokens_per_step=self.tokens_per_step, seed=self.seed
-        )
+        self.worker = FakeExecutor(self.geometry, self.num_pages, tokens_per_step=self.tokens_per_step, seed=self.seed)
         self.core = EngineCore(self.scheduler, self.worker, self.depth)
         self.starts: dict[tuple[int, int], int] = {}
 

@@ -1,3 +1,5 @@
+"""The wire between front and engine: privacy, noise, and a reader that does not read."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""An engine in a process of its own: start, signals, death of either side, nothing left behind."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Rows of a delta find their inboxes, and what waits is merged."""
+
 from __future__ import annotations
 
 import numpy as np

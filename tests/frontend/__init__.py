@@ -1,0 +1,1 @@
+"""Tests of the front: intake, collector, service, `LLM`."""

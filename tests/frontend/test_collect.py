@@ -1,3 +1,5 @@
+"""From an engine's news to a request's output: text, stop strings, finishes, log-probabilities."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Prompts and parameters become checked requests, or errors that name the field."""
+
 from __future__ import annotations
 
 import random

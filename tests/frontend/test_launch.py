@@ -1,3 +1,5 @@
+"""The composition root, as far as it needs no model."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Batches through an engine of this process, with an engine that repeats its prompts."""
+
 from __future__ import annotations
 
 import pytest

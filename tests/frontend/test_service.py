@@ -1,3 +1,5 @@
+"""The service in front of an engine process: streams, aborts, death, queue, drain."""
+
 from __future__ import annotations
 
 import asyncio

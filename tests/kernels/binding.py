@@ -21,4 +21,4 @@ def candidates(op: str) -> list[str]:
 
 def kernel(op: str, candidate: str, dtype: str) -> Callable[..., Any]:
     """Return a bound kernel."""
-    return {name: getattr(bind(detect("cpu").facts, dtype, {op: candidate}), name) for name in (op,)}[op]
+    return getattr(bind(detect("cpu").facts, dtype, {op: candidate}), op)

@@ -25,7 +25,9 @@ def rotated(x: Tensor, positions: Tensor, angles: Tensor) -> Tensor:
     return out
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
+def attention(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
     """The last len(q) tokens of one row. q: [N, H, D]. keys, values: [S, K, D], in order. Returns float64 [N, H, D]."""
     num_queries, num_heads, _ = q.shape
     length, num_kv_heads, _ = keys.shape

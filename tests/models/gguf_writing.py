@@ -59,7 +59,9 @@ def write_gguf(path: Path, arch: str, model: Any, types: dict[str, gguf.GGMLQuan
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for name, parameter in model.named_parameters():
         stored_as = gguf_name(name)
-        kind = next((kind for ending, kind in types.items() if stored_as.endswith(ending)), gguf.GGMLQuantizationType.F32)
+        kind = next(
+            (kind for ending, kind in types.items() if stored_as.endswith(ending)), gguf.GGMLQuantizationType.F32
+        )
         weight = parameter.detach().numpy()
         rounded = gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind)
         with torch.no_grad():

@@ -65,14 +65,19 @@ class PagedRun:
         counts = [len(tokens) for _, tokens in work]
         for row, tokens in work:
             self._extend(row, len(tokens))
-        positions = torch.cat([torch.arange(row.length - count, row.length) for (row, _), count in zip(work, counts, strict=True)])
+        positions = torch.cat(
+            [torch.arange(row.length - count, row.length) for (row, _), count in zip(work, counts, strict=True)]
+        )
         owners = [row for (row, _), count in zip(work, counts, strict=True) for _ in range(count)]
         starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         ctx = ForwardContext(
             positions=positions,
             query_starts=starts,
             lengths=torch.tensor([row.length for row, _ in work], dtype=torch.int32),
-            groups=tuple(self._inputs(number, [row for row, _ in work], owners, positions) for number in range(len(self.geometry.groups))),
+            groups=tuple(
+                self._inputs(number, [row for row, _ in work], owners, positions)
+                for number in range(len(self.geometry.groups))
+            ),
             layers=self.layers,
         )
         ids = torch.tensor([token for _, tokens in work for token in tokens])
@@ -117,8 +122,13 @@ class PagedRun:
         group = self.geometry.groups[number]
         each = group.pages_per_block
         width = max(len(row.pages[number]) for row in rows)
-        table = torch.tensor([row.pages[number] + [-1] * (width - len(row.pages[number])) for row in rows], dtype=torch.int32)
-        blocks = [(row.pages[number], int(position) // group.block * each) for row, position in zip(owners, positions, strict=True)]
+        table = torch.tensor(
+            [row.pages[number] + [-1] * (width - len(row.pages[number])) for row in rows], dtype=torch.int32
+        )
+        blocks = [
+            (row.pages[number], int(position) // group.block * each)
+            for row, position in zip(owners, positions, strict=True)
+        ]
         assert width == ceil_div(width, each) * each
         return GroupInputs(
             table=table,

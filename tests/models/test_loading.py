@@ -36,11 +36,26 @@ def _saved(path: Path, change: Callable[[dict[str, Tensor]], None], *, tied: boo
     [
         (lambda t: t.pop(UP), rf"tensors are missing: {UP}$"),
         (lambda t: t.pop("lm_head.weight"), r"tensors are missing: lm_head\.weight$"),
-        (lambda t: t.update({UP: t[UP][:-1].clone()}), rf"tensor {UP} is \[79, 48\], but the config asks for \[80, 48\]"),
-        (lambda t: t.update({UP: t[UP].T.contiguous()}), rf"tensor {UP} is \[48, 80\], but the config asks for \[80, 48\]"),
-        (lambda t: t.update({"model.layers.0.mlp.up_proj.bias": torch.ones(80)}), r"model\.layers\.0\.mlp\.up_proj\.bias is not one of"),
-        (lambda t: t.update({"model.layers.3.mlp.up_proj.weight": t[UP].clone()}), r"model\.layers\.3\.mlp\.up_proj\.weight is not one of"),
-        (lambda t: t.update({UP: t[UP].to(torch.int8)}), rf"tensor {UP} is of type I8; Octavo reads F64, F32, F16, BF16"),
+        (
+            lambda t: t.update({UP: t[UP][:-1].clone()}),
+            rf"tensor {UP} is \[79, 48\], but the config asks for \[80, 48\]",
+        ),
+        (
+            lambda t: t.update({UP: t[UP].T.contiguous()}),
+            rf"tensor {UP} is \[48, 80\], but the config asks for \[80, 48\]",
+        ),
+        (
+            lambda t: t.update({"model.layers.0.mlp.up_proj.bias": torch.ones(80)}),
+            r"model\.layers\.0\.mlp\.up_proj\.bias is not one of",
+        ),
+        (
+            lambda t: t.update({"model.layers.3.mlp.up_proj.weight": t[UP].clone()}),
+            r"model\.layers\.3\.mlp\.up_proj\.weight is not one of",
+        ),
+        (
+            lambda t: t.update({UP: t[UP].to(torch.int8)}),
+            rf"tensor {UP} is of type I8; Octavo reads F64, F32, F16, BF16",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit(tmp_path: Path, change: Callable[[dict[str, Tensor]], None], message: str) -> None:
@@ -68,7 +83,9 @@ def test_harmless_tensors_and_a_tied_head_are_let_pass(tmp_path: Path) -> None:
 
     path, tokens = _saved(tmp_path, add, tied=True), random_tokens(12)
     expected = oracle_logits(make_oracle("llama", {"tie_word_embeddings": True}), tokens)
-    torch.testing.assert_close(PagedRun(assemble_folder(path)).prefill_and_decode(tokens, [12]), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(
+        PagedRun(assemble_folder(path)).prefill_and_decode(tokens, [12]), expected, rtol=1e-4, atol=1e-3
+    )
 
 
 def test_shards_and_other_dtypes(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ def check(outputs: list, answers: list[Answer]) -> None:
 
 
 def test_ties_are_rare():
-    assert sum(len(each.tokens) - each.num_certain for each in ANSWERS) < 0.1 * sum(len(each.tokens) for each in ANSWERS)
+    assert sum(len(each.tokens) - each.num_certain for each in ANSWERS) < 0.1 * sum(
+        len(each.tokens) for each in ANSWERS
+    )
 
 
 def test_tokenizer_gives_the_oracles_ids():

@@ -32,12 +32,29 @@ class Running(Protocol):
     reserved_pages: int
 
     @property
-    def last_plan(self) -> int: ...  # noqa: D102
-    def start(self, sequence: Sequence) -> None: ...  # noqa: D102
-    def preempt(self, sequence: Sequence) -> None: ...  # noqa: D102
-    def set_event(self, sequence: Sequence) -> None: ...  # noqa: D102
-    def note_computed(self, slot: int) -> None: ...  # noqa: D102
-    def unreserve(self, sequence: Sequence, *, keep: bool) -> None: ...  # noqa: D102
+    def last_plan(self) -> int:
+        """Number of the newest plan made."""
+        ...
+
+    def start(self, sequence: Sequence) -> None:
+        """Count a sequence that has its slot as running."""
+        ...
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take slot and pages from a running sequence."""
+        ...
+
+    def set_event(self, sequence: Sequence) -> None:
+        """Note when somebody must look at the sequence again."""
+        ...
+
+    def note_computed(self, slot: int) -> None:
+        """Tell the cache that positions of a slot are computed."""
+        ...
+
+    def unreserve(self, sequence: Sequence, *, keep: bool) -> None:
+        """Reserve only what the rest of a prefill still takes."""
+        ...
 
 
 class Admitter:

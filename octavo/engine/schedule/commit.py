@@ -90,7 +90,7 @@ def commit_rows(
     table.ahead[slots] -= counts
     partial = live & ~plan.samples
     table.computed[plan.slots[partial]] += plan.counts[partial]
-    sampled = np.flatnonzero(plan.samples)
+    sampled = np.flatnonzero(plan.samples).astype(np.int32)
     slots, live = plan.slots[sampled], live[sampled]
     ended = _failed_rows(plan, sampled, live, result, tally)
     firsts = table.length[slots] - table.num_prompt[slots]

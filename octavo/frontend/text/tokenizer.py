@@ -49,7 +49,8 @@ class Tokenizer:
         Raises InvalidRequestError for text that is not Unicode (lone surrogates).
         """
         try:
-            return self._core.encode(text, add_special_tokens=add_special_tokens).ids
+            # The batch call lets other threads run meanwhile: a long text does not stop the server's event loop.
+            return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError(f"the text is not valid Unicode: {error}", field="prompt") from error
 

@@ -31,7 +31,8 @@ def paged_attention(
     """See `PagedAttention`."""
     starts, num_heads, block = query_starts.tolist(), key_pages.shape[1], key_pages.shape[2]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    out[starts[-1] :] = 0
+    if starts[-1] < len(out):
+        out[starts[-1] :] = 0
     q_TKGD, out_TKGD = q.unflatten(1, (num_heads, -1)), out.unflatten(1, (num_heads, -1))
     for row, (length, pages) in enumerate(zip(lengths.tolist(), table.tolist(), strict=True)):
         first, last = starts[row], starts[row + 1]

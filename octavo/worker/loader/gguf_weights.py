@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.base.facts import ModelFacts
 from octavo.checkpoint.gguf import GgufTensor, read_gguf
+from octavo.checkpoint.gguf_facts import keeps_pairs_together
 from octavo.worker.loader.gguf_types import check_type, dequantize
 from octavo.worker.loader.weights import Incoming
 
@@ -39,7 +40,7 @@ _PIECE = 2**20
 def gguf_weights(path: str, facts: ModelFacts) -> Iterator[Incoming]:
     """Yield the tensors of a GGUF file; raises CheckpointError for a type that is not decoded."""
     file = read_gguf(path)
-    pairs_together = file.text("general.architecture") == "llama"
+    pairs_together = keeps_pairs_together(file)
     for tensor in file.tensors.values():
         if tensor.name in _KNOWN:
             continue
@@ -81,5 +82,5 @@ def _incoming(path: str, tensor: GgufTensor, raw: memoryview, head_dim: int | No
 
 
 def halves_together(rows: Tensor, head_dim: int) -> Tensor:
-    """Undo llama.cpp's order of query and key rows: it keeps the two rows of a rotated pair side by side in each head."""
+    """Undo the order of query and key rows that keeps the two rows of a rotated pair side by side in each head."""
     return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).reshape(rows.shape)
