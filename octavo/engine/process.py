@@ -24,7 +24,7 @@ import msgspec
 from octavo.engine.transport.channel import EngineChannel, Heartbeat
 from octavo.engine.transport.endpoints import remove_folder
 from octavo.protocol.codec import Codec
-from octavo.protocol.output import EngineMessage, Failure, Ready, TokenDelta
+from octavo.protocol.output import EngineMessage, EngineStats, Failure, Ready, TokenDelta
 from octavo.protocol.request import FrontMessage
 
 HEARTBEAT_SECONDS = 1.0
@@ -53,6 +53,10 @@ class Core(Protocol):
 
     def handle(self, message: FrontMessage) -> None:
         """Take a message of a front."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return gauges and totals as they are now."""
         ...
 
     def step(self) -> TokenDelta | None:

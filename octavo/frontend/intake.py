@@ -170,7 +170,11 @@ class Intake:
             raise InvalidRequestError(f"logprobs must be at most {limit}, not {params.logprobs}", field="logprobs")
 
     def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        own = () if params.ignore_eos else self.facts.eos_token_ids
+        own = self.facts.eos_token_ids
+        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
+            # Configurations disagree with tokenizers now and then; a model ends on what either calls its end.
+            own = (*own, self.tokenizer.eos_token_id)
+        own = () if params.ignore_eos else own
         return tuple(dict.fromkeys((*own, *params.stop_token_ids, *self._special_stops(params))))
 
     def _special_stops(self, params: SamplingParams) -> list[int]:
