@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from octavo.base.version import VERSION as __version__
+
 if TYPE_CHECKING:
     from octavo.base.errors import OctavoError as OctavoError
     from octavo.config.engine import EngineConfig as EngineConfig
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from octavo.protocol.output import RequestOutput as RequestOutput
     from octavo.protocol.sampling import SamplingParams as SamplingParams
 
-__version__ = "0.1.0"
 
 _PUBLIC = {
     "LLM": "octavo.llm",

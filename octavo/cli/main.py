@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.base.naming import unknown_name
+from octavo.base.version import VERSION
 
 # Command -> what it does. Each is a module of this package with `main(arguments) -> exit status`.
 COMMANDS = {
@@ -26,9 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_help())
         return 0 if given else 2
     if command in ("-V", "--version"):
-        from octavo import __version__
-
-        print(f"octavo {__version__}")
+        print(f"octavo {VERSION}")
         return 0
     if command not in COMMANDS:
         print(f"octavo: error: {unknown_name('command', command, COMMANDS)} (see octavo --help)", file=sys.stderr)

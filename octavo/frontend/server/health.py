@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo import __version__
 from octavo.base.errors import EngineDeadError, ShuttingDownError
+from octavo.base.version import VERSION
 from octavo.frontend.server.context import context_of
 from octavo.frontend.server.routes.answers import json_response
 from octavo.observe.metrics import CONTENT_TYPE
@@ -24,7 +24,7 @@ async def health(request: Request) -> Response:
 
 async def version(_request: Request) -> Response:
     """Octavo's version."""
-    return json_response({"version": __version__})
+    return json_response({"version": VERSION})
 
 
 async def metrics(request: Request) -> Response:
