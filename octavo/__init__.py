@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from octavo.base.version import VERSION as __version__
+from octavo.base.version import VERSION
 
 if TYPE_CHECKING:
     from octavo.base.errors import OctavoError as OctavoError
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from octavo.protocol.output import RequestOutput as RequestOutput
     from octavo.protocol.sampling import SamplingParams as SamplingParams
 
+
+__version__ = VERSION
 
 _PUBLIC = {
     "LLM": "octavo.llm",
