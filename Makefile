@@ -35,7 +35,7 @@ check: $(DEV) ## formatting, lint, types, import contracts and the size budget, 
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/basedpyright --pythonpath $(BIN)/python
-	@$(BIN)/lint-imports --config pyproject.toml
+	@$(BIN)/lint-imports
 	@$(BIN)/python tools/budget.py
 
 format: $(DEV) ## rewrite the sources in the house format
