@@ -83,10 +83,10 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
             dtype=resolved.dtype,
             max_model_len=resolved.max_model_len,
             max_num_seqs=resolved.max_num_seqs,
-            max_num_batched_tokens=resolved.max_num_batched_tokens,
             load_format=config.model.load_format,
             seed=config.model.seed,
             kv_cache_memory=config.cache.kv_cache_memory,
+            block_size=config.cache.block_size,
             memory_utilization=config.cache.gpu_memory_utilization,
         )
     )
@@ -104,7 +104,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         depth=resolved.depth,
         identity=f"{checkpoint.path}:{resolved.dtype}",
     )
-    core = EngineCore(Scheduler(geometry, ready.num_pages, limits), executor, resolved.depth)
+    core = EngineCore(Scheduler(geometry, ready.num_pages, limits), executor)
     stages.log()
     return RunningEngine(core=core, ready=ready, shutdown=executor.shutdown)
 

@@ -64,7 +64,7 @@ def measure(num_sequences: int) -> list[float]:
     geometry = solve(layers)
     limits = ScheduleLimits(max_num_seqs=num_sequences, max_num_batched_tokens=8192, max_model_len=MAX_LEN)
     scheduler = Scheduler(geometry, num_sequences * (MAX_LEN // 16), limits)
-    core = EngineCore(scheduler, InstantExecutor(), depth=2)
+    core = EngineCore(scheduler, InstantExecutor())
     codec: Codec[EngineMessage] = Codec(EngineMessage)
     queue: deque[bytes] = deque()
     random = np.random.default_rng(0)

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 _KNOWN = {
     "OCTAVO_LOG_LEVEL": "log level of all processes: DEBUG, INFO, WARNING or ERROR",
-    "OCTAVO_CACHE_DIR": "folder of everything Octavo caches on disk",
     "OCTAVO_PLUGINS": "comma-separated names of the plugins to load; unset loads all",
     "HF_HOME": "root of the Hugging Face cache",
-    "HF_HUB_OFFLINE": "1: never ask the hub",
-    "HF_TOKEN": "token for the hub",
+    "XDG_CACHE_HOME": "the user's cache folder",
 }
 
 
@@ -20,11 +18,8 @@ class Env:
     """The environment as read at start."""
 
     log_level: str
-    cache_dir: str
     plugins: tuple[str, ...] | None
     hf_home: str
-    hf_hub_offline: bool
-    hf_token: str | None
 
 
 def read_env() -> Env:
@@ -34,11 +29,8 @@ def read_env() -> Env:
     cache_home = get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Env(
         log_level=get("OCTAVO_LOG_LEVEL", "INFO").upper(),
-        cache_dir=get("OCTAVO_CACHE_DIR") or os.path.join(cache_home, "octavo"),
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
         hf_home=get("HF_HOME") or os.path.join(cache_home, "huggingface"),
-        hf_hub_offline=get("HF_HUB_OFFLINE", "0") in ("1", "true", "True", "YES", "yes"),
-        hf_token=get("HF_TOKEN"),
     )
 
 

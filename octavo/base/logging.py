@@ -16,6 +16,9 @@ def get_logger(name: str) -> logging.Logger:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%H:%M:%S"))
         root.addHandler(handler)
-        root.setLevel(read_env().log_level)
+        level = read_env().log_level
+        root.setLevel(level if level in logging.getLevelNamesMapping() else "INFO")
         root.propagate = False
+        if level not in logging.getLevelNamesMapping():
+            root.warning("OCTAVO_LOG_LEVEL %r is no level; INFO is used", level)
     return logging.getLogger(name)

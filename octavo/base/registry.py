@@ -1,6 +1,6 @@
 """Registries: a name maps to `module:attribute`, imported on first use.
 
-Everything that can be added to Octavo (models, formats, devices, drafters, connectors, dialects) is a row in one of these.
+What can be added to Octavo (models, devices, kernels) is a row in one of these.
 Other packages add rows through entry points (`octavo.base.plugins`).
 """
 
@@ -12,6 +12,12 @@ from typing import Any
 
 from octavo.base.errors import PluginError
 from octavo.base.naming import unknown_name
+
+
+def import_path(path: str) -> Any:
+    """Import and return what "module:attribute" names; raises ImportError or AttributeError."""
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 class Registry:
@@ -30,9 +36,8 @@ class Registry:
         """Import and return what `name` stands for; raises PluginError for an unknown name or a failed import."""
         if name not in self._rows:
             raise PluginError(unknown_name(self.kind, name, self._rows))
-        module, _, attribute = self._rows[name].partition(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
+            return import_path(self._rows[name])
         except (ImportError, AttributeError) as error:
             raise PluginError(f"{self.kind} {name!r} ({self._rows[name]}) failed to import: {error}") from error
 

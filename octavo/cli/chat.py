@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from octavo.base.errors import OctavoError, UnsupportedError
+from octavo.base.errors import OctavoError
 from octavo.cli.voices import EngineVoice, HttpVoice, Turn, Voice, Wishes
 from octavo.config.flags import FlagParser, add_engine_flags, add_model, engine_config, given_options
 
@@ -29,10 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     with asyncio.Runner() as runner:
         voice: Voice
         if parsed.url is None:
-            voice = engine = runner.run(EngineVoice.start(engine_config(parsed)))
-            if not engine.can_chat:
-                runner.run(voice.close())
-                raise UnsupportedError("this model has no chat template; use `octavo run`, or give --chat-template")
+            voice = runner.run(EngineVoice.start(engine_config(parsed)))
         else:
             voice = HttpVoice(parsed.url, given_options(parsed).get("model"))
         try:

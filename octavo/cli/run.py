@@ -30,10 +30,8 @@ def main(arguments: Sequence[str]) -> int:
 async def _run(config: EngineConfig, prompt: str, wishes: Wishes, *, raw: bool) -> None:
     voice = await EngineVoice.start(config)
     try:
-        if raw or not voice.can_chat:
-            answer = voice.complete(prompt, wishes)
-        else:
-            answer = voice.answer([{"role": "user", "content": prompt}], wishes)
+        turns = [{"role": "user", "content": prompt}]
+        answer = voice.complete(prompt, wishes) if raw else voice.answer(turns, wishes)
         async with contextlib.aclosing(answer) as pieces:  # pyright: ignore[reportArgumentType]
             async for piece in pieces:
                 print(piece.text, end="", flush=True)

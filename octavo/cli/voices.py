@@ -32,7 +32,6 @@ class Wishes:
 
     max_tokens: int | None = None
     temperature: float = 0.7
-    seed: int | None = None
 
 
 class Voice(Protocol):
@@ -68,13 +67,8 @@ class EngineVoice:
         async for piece in self._generate(prompt, wishes):
             yield piece
 
-    @property
-    def can_chat(self) -> bool:
-        """Whether the model has a chat template."""
-        return self._service.chat_template is not None
-
     async def _generate(self, prompt: str | list[int], wishes: Wishes) -> AsyncIterator[Piece]:
-        params = SamplingParams(max_tokens=wishes.max_tokens, temperature=wishes.temperature, seed=wishes.seed)
+        params = SamplingParams(max_tokens=wishes.max_tokens, temperature=wishes.temperature)
         num_tokens = 0
         async with await self._service.generate(prompt, params) as stream:
             async for output in stream:
@@ -105,8 +99,7 @@ class HttpVoice:
     async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncIterator[Piece]:
         """Yield the next turn's text as it comes; the last piece is empty and has the number of tokens."""
         body: dict[str, Any] = {"model": self._model, "messages": list(turns), "temperature": wishes.temperature}
-        body |= {"max_tokens": wishes.max_tokens, "seed": wishes.seed}
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"max_tokens": wishes.max_tokens, "stream": True, "stream_options": {"include_usage": True}}
         try:
             async with self._http.stream("POST", f"{self._base}/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.config.fields import check_ranges, option
+from octavo.config.fields import check_options, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,4 +20,4 @@ class CacheConfig:
     num_pages: int | None = option(None, "exact number of pages, for tests", low=1)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_options(self)

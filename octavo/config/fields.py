@@ -1,29 +1,51 @@
-"""How an option is declared: a dataclass field with its help text and, where it has one, its range."""
+"""How an option is declared and checked: a dataclass field with its help text and, where it has one, its range."""
 
 from __future__ import annotations
 
+import types
 from dataclasses import Field, field, fields
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from octavo.base.errors import ConfigError
 
 
-def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, metavar: str = "") -> Any:
+def option(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
     """Declare an option. `low` and `high` are the inclusive range of a number."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "metavar": metavar})
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
 
 
-def check_ranges(record: Any) -> None:
-    """Raise ConfigError naming the field and the range of the first number out of its range."""
+def check_options(record: Any) -> None:
+    """Raise ConfigError naming the first field whose value is of another type than declared, or out of its range."""
+    hints = get_type_hints(type(record))
     for declared in fields(record):
-        value = getattr(record, declared.name)
-        low, high = declared.metadata.get("low"), declared.metadata.get("high")
-        if value is None or (low is None and high is None):
-            continue
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise ConfigError(f"{declared.name} must be a number, not {value!r}", field=declared.name)
-        if (low is not None and value < low) or (high is not None and value > high):
-            raise ConfigError(f"{declared.name} must be {_span(declared)}, not {value}", field=declared.name)
+        name, value = declared.name, getattr(record, declared.name)
+        if not _fits(value, hints[name]):
+            raise ConfigError(f"{name} must be {_words(hints[name])}, not {value!r}", field=name)
+        low, high = declared.metadata["low"], declared.metadata["high"]
+        # Written so that NaN is in no range.
+        if value is not None and not ((low is None or value >= low) and (high is None or value <= high)):
+            raise ConfigError(f"{name} must be {_span(declared)}, not {value}", field=name)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _words(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_words(one) for one in get_args(hint))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    names = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", types.NoneType: "None"}
+    return names.get(hint, "a tuple of strings")
 
 
 def _span(declared: Field[Any]) -> str:

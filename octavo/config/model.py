@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.config.fields import check_ranges, option
+from octavo.config.fields import check_options, option
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
@@ -31,4 +31,4 @@ class ModelConfig:
     chat_template: str | None = option(None, "a Jinja chat template, or the path of a file with one")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_options(self)

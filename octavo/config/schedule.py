@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from octavo.config.fields import check_ranges, option
+from octavo.config.fields import check_options, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,4 +25,4 @@ class ScheduleConfig:
     max_num_queued_reqs: int = option(0, "waiting requests beyond which new ones get 429; 0 is no limit", low=0)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_options(self)

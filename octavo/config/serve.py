@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.config.fields import check_ranges, option
+from octavo.config.fields import check_options, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,4 +21,4 @@ class ServeConfig:
     max_logprobs: int = option(20, "alternatives per token that a request may ask for", low=0)
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_options(self)

@@ -166,10 +166,10 @@ class EngineClient:
         if self.dead is not None:
             return
         self.dead = error
-        if not self._closed:
-            _log.error("%s", error)
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
+        elif not self._closed:
+            _log.error("%s", error)
         for future in self._acks.values():
             if not future.done():
                 future.set_exception(error)

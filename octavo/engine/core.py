@@ -16,12 +16,11 @@ from octavo.protocol.request import Abort, FinishChoice, FrontMessage, Request
 
 
 class EngineCore:
-    """One engine: a scheduler, an executor, and up to `depth` plans between them."""
+    """One engine: a scheduler, an executor, and up to `limits.depth` plans between them."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, depth: int) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
         self._scheduler = scheduler
         self._executor = executor
-        self._depth = depth
 
     @property
     def busy(self) -> bool:
@@ -56,12 +55,8 @@ class EngineCore:
         plan = scheduler.plan(lockstep)
         if plan is not None:
             self._executor.submit(plan)
-        if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight >= self._depth):
+        if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight >= scheduler.limits.depth):
             result = self._executor.collect()
             assert result is not None
             return scheduler.commit(result)
         return scheduler.news()
-
-    def shutdown(self) -> None:
-        """Free the workers."""
-        self._executor.shutdown()

@@ -7,7 +7,6 @@ because the front decides when running requests have been served.
 
 from __future__ import annotations
 
-import importlib
 import os
 import select
 import signal
@@ -21,6 +20,8 @@ from typing import IO, Protocol
 
 import msgspec
 
+from octavo.base.errors import OctavoError
+from octavo.base.registry import import_path
 from octavo.engine.transport.channel import EngineChannel, Heartbeat
 from octavo.engine.transport.endpoints import remove_folder
 from octavo.protocol.codec import Codec
@@ -147,8 +148,7 @@ def _serve(engine: RunningEngine, channel: EngineChannel, watch: _Watch) -> None
 
 
 def _build(start: EngineStart) -> RunningEngine:
-    module, _, name = start.factory.partition(":")
-    return getattr(importlib.import_module(module), name)(start.options)
+    return import_path(start.factory)(start.options)
 
 
 def main() -> int:
@@ -171,7 +171,9 @@ def main() -> int:
         _serve(engine, channel, watch)
     except Exception as error:
         channel.send(Failure(kind=type(error).__name__, message=str(error)))
-        raise
+        if engine is not None or not isinstance(error, OctavoError):
+            raise
+        return 1  # What a user can mend needs no traceback: the front says it.
     finally:
         if engine is not None:
             engine.shutdown()

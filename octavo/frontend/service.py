@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from octavo.base.errors import OctavoError, QueueFullError, ShuttingDownError
-from octavo.base.facts import ModelFacts
+from octavo.base.errors import QueueFullError, ShuttingDownError
 from octavo.engine.client import EngineClient
 from octavo.engine.streams import Inbox
 from octavo.frontend.collect import Collector, OutputKind
@@ -112,16 +111,13 @@ class RequestStream:
 class TextService:
     """Text generation by one engine in another process.
 
-    facts: the model's. max_model_len: prompt and output tokens together. tokenizer: None with skip_tokenizer_init.
-    chat_template: Jinja source, None if the model has none. max_queued: requests that may wait for the engine to begin with
-    them; 0 is no limit.
+    max_model_len: prompt and output tokens together. tokenizer: None with skip_tokenizer_init.
+    max_queued: requests that may wait for the engine to begin with them; 0 is no limit.
     """
 
     def __init__(self, client: EngineClient, intake: Intake, *, max_queued: int = 0) -> None:
-        self.facts: ModelFacts = intake.facts
         self.max_model_len: int = intake.max_model_len
         self.tokenizer: Tokenizer | None = intake.tokenizer
-        self.chat_template = None if intake.template is None else intake.template.source
         self._client = client
         self._intake = intake
         self._max_queued = max_queued
@@ -174,21 +170,17 @@ class TextService:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
-        chat_template: str | None = None,
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Render a conversation and return its token ids, to be given to `generate`. Raises InvalidRequestError.
 
-        chat_template: replaces the model's. template_kwargs: further variables of the template.
+        template_kwargs: further variables of the template.
         """
         render = functools.partial(
             self._intake.chat,
             messages,
-            chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
-            tools=tools,
             template_kwargs=template_kwargs,
         )
         return await self._run(render, _num_characters(messages))
@@ -201,11 +193,6 @@ class TextService:
     def healthy(self) -> bool:
         """Whether the engine lives and answers."""
         return self._client.healthy
-
-    @property
-    def error(self) -> OctavoError | None:
-        """Why the engine is dead; None while it lives."""
-        return self._client.dead
 
     @property
     def draining(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.facts import DeviceFacts
 from octavo.base.naming import unknown_name
 from octavo.base.plugins import extend
-from octavo.base.registry import Registry
+from octavo.base.registry import Registry, import_path
 from octavo.ops import gated_activation, page_copy, page_write, paged_attention, rms_norm, rope
 from octavo.ops.candidate import Candidate, Op, choose
 
@@ -67,7 +66,6 @@ def bind(facts: DeviceFacts, dtype: str, overrides: Mapping[str, str] | None = N
     reasons: list[str] = []
     for name, op in known.items():
         choice = choose(op, facts, dtype, overrides.get(name))
-        module, _, function = choice.candidate.path.partition(":")
-        functions[name] = getattr(importlib.import_module(module), function)
+        functions[name] = import_path(choice.candidate.path)
         reasons.append(choice.reason)
     return Kernels(**functions, decisions=tuple(reasons))

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from octavo.protocol.arrays import Int32Array, Int64Array, int32, int64
 from octavo.protocol.control import Ack
@@ -142,11 +141,6 @@ class RequestOutput:
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
     error: str | None = None
-
-
-def token_counts(offsets: Int32Array) -> Int32Array:
-    """Return how many tokens each row of an offsets array has: int32 [rows]."""
-    return np.diff(offsets).astype(np.int32)
 
 
 EngineMessage = TokenDelta | Ready | Failure

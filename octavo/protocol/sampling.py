@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +112,7 @@ def _whole(name: str, value: Any, low: int, high: int) -> None:
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise InvalidRequestError(f"{name} must be a number, not {value!r}", field=name)
-    if not math.isfinite(value) or value > high or (value <= low if open_low else value < low):
+    # Written so that NaN is in no range, and no whole number too large for a float.
+    if not (low < value <= high if open_low else low <= value <= high):
         span = f"in ({low:g}, {high:g}]" if open_low else f"between {low:g} and {high:g}"
         raise InvalidRequestError(f"{name} must be {span}, not {value}", field=name)

@@ -40,7 +40,7 @@ def pool_bytes(
         raise ConfigError(f"no memory is left for the page pool: {reason}", field="gpu_memory_utilization")
     if kind != "cpu":
         return allowed, (f"page pool {_mib(allowed)}: {reason}",)
-    geometry = solve(layers)
+    geometry = solve(layers, spec.block_size)
     useful = spec.max_num_seqs * geometry.pages_of(spec.max_model_len) * geometry.page_bytes
     needed = f"{spec.max_num_seqs} sequences of {spec.max_model_len} tokens take {_mib(useful)}"
     return min(allowed, useful), (

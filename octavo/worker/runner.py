@@ -15,7 +15,7 @@ from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.protocol.arrays import Int32Array, int32
 from octavo.protocol.control import Ack, Call, Control
-from octavo.protocol.step import RowError, StepPlan, StepResult, TokenLogprobs
+from octavo.protocol.step import RowError, StepPlan, StepResult
 from octavo.worker.batch import Batch, make_batch, make_dummy_batch
 from octavo.worker.loader.assemble import AssembledModel, assemble
 from octavo.worker.memory import pool_bytes
@@ -98,14 +98,11 @@ class ModelRunner:
         ok = sampled.ok.cpu().numpy()
         ids: Int32Array = sampled.ids.cpu().numpy()[ok].astype(np.int32)
         num_logprobs = self.slots.sampling.num_logprobs[batch.slots][ok]
-        logprobs: TokenLogprobs | None = None
-        if (num_logprobs >= 0).any():
-            logprobs = token_logprobs(logits if ok.all() else logits[sampled.ok], ids, num_logprobs)
         return StepResult(
             plan=plan.id,
             offsets=int32([0, *ok.cumsum().tolist()]),
             ids=ids,
-            logprobs=logprobs,
+            logprobs=token_logprobs(logits if ok.all() else logits[sampled.ok], ids, num_logprobs),
             errors=tuple(
                 RowError(row=int(row), message="the model's logits are not finite") for row in batch.sampling[~ok]
             ),

@@ -88,7 +88,7 @@ class Slots:
             mine = rows[rows[:, 0] == group]
             if len(mine) > 0:
                 slots, columns, pages = torch.from_numpy(mine[:, 1:].T.astype(np.int64)).to(self.device)
-                table[slots, columns] = torch.where(pages < 0, self.scratch, pages).to(torch.int32)
+                table[slots, columns] = pages.to(torch.int32)
 
     def append(self, slots: SlotArray, positions: Tensor, ids: Tensor, ok: Tensor) -> None:
         """Add sampled tokens to their sequences, on the device. positions, ids: int64 [S]; rows that are not `ok` stay."""

@@ -12,18 +12,18 @@ class WorkerSpec:
     """Everything a worker needs to load a model and run plans; every choice is already settled.
 
     dtype: of weights and activations. max_num_seqs: slots. kv_cache_memory: bytes of the page pool, None to size it from
-    free memory. memory_utilization: share of device memory that may be used. device: a device name, or "auto".
-    threads: of the tensor library on the host; None leaves its default.
+    free memory. block_size: tokens a block, None for the solver's choice. memory_utilization: share of device memory that
+    may be used. device: a device name, or "auto". threads: of the tensor library on the host; None leaves its default.
     """
 
     checkpoint: Checkpoint
     dtype: str
     max_model_len: int
     max_num_seqs: int
-    max_num_batched_tokens: int
     load_format: str = "auto"
     seed: int = 0
     kv_cache_memory: int | None = None
+    block_size: int | None = None
     memory_utilization: float = 0.9
     device: str = "auto"
     threads: int | None = None

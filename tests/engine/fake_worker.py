@@ -44,9 +44,12 @@ class Slot:
 class FakeExecutor:
     """Fulfils the executor protocol. `chance` decides how many of 1..k tokens a row yields and how transfers end."""
 
-    def __init__(self, geometry: Geometry, num_pages: int, *, tokens_per_step: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, geometry: Geometry, num_pages: int, *, tokens_per_step: int = 1, budget: int = 2**31, seed: int = 0
+    ) -> None:
         self.geometry = geometry
         self.tokens_per_step = tokens_per_step
+        self.budget = budget
         self.chance = np.random.default_rng(seed)
         self.pages: list[dict[int, bytes]] = [{} for _ in range(num_pages)]
         self.slots: dict[int, Slot] = {}
@@ -81,6 +84,7 @@ class FakeExecutor:
             self._begin_transfer(transfer.ticket, self.slots[transfer.slot], transfer.pages.tolist())
         offsets, ids, errors = [0], [], []
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot has two rows"
+        assert plan.counts.sum() <= self.budget, "a plan computes more than its budget"
         for row, (slot_number, start, count, samples) in enumerate(
             zip(plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist(), plan.samples.tolist(), strict=True)
         ):

@@ -146,7 +146,7 @@ def test_a_dead_engine_raises_in_every_stream_and_refuses_new_ones():
             assert service.num_open == 0
             with pytest.raises(EngineDeadError):
                 await service.generate("abc", params())
-            assert not await service.drain(0.1) or service.num_open == 0
+            assert await service.drain(0.1)
 
     asyncio.run(run())
 
@@ -284,7 +284,6 @@ def test_chat_prompts_and_templates():
         async with running_service() as (service, _):
             chat = [{"role": "user", "content": "hi"}]
             assert bytes(await service.chat_prompt(chat)) == b"[user]hi>"
-            assert service.chat_template is not None
             assert service.max_model_len == 1024
             with pytest.raises(InvalidRequestError, match="role"):
                 await service.chat_prompt([{"content": "hi"}])

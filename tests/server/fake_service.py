@@ -111,14 +111,13 @@ class FakeService(TextService):
         self.max_model_len = MAX_MODEL_LEN
         self.words = FakeTokenizer()
         self.tokenizer: Any = self.words
-        self.chat_template = None
         self.delay = 0.0
         self.dead = False
         self.aborting = False
         self.fail_at: int | None = None
         self.num_cached = 0
         self.queue_full = False
-        self.can_reset = True
+        self.num_resets = 0
         self.open: set[FakeStream] = set()
         self.aborted: list[str] = []
         self.requests: list[tuple[list[int], SamplingParams, dict[str, Any]]] = []
@@ -177,4 +176,5 @@ class FakeService(TextService):
         return not self.open
 
     async def reset_prefix_cache(self) -> bool:
-        return self.can_reset
+        self.num_resets += 1
+        return True

@@ -60,7 +60,6 @@ def test_greedy_ids_equal_transformers(kind, tmp_path):
             dtype="float32",
             max_model_len=128,
             max_num_seqs=5,
-            max_num_batched_tokens=64,
             threads=1,
         )
     )

@@ -134,7 +134,7 @@ def toy_spec(**changes) -> WorkerSpec:
     )
     checkpoint = Checkpoint(name="toy", path="/toy", kind="config", files=(), facts=facts)
     known = {"checkpoint": checkpoint, "dtype": "float64", "max_model_len": 64, "max_num_seqs": 8}
-    return WorkerSpec(**(known | {"max_num_batched_tokens": 64, "device": "cpu"} | changes))
+    return WorkerSpec(**(known | {"device": "cpu"} | changes))
 
 
 class Host:
@@ -192,7 +192,7 @@ class Host:
         for column in range(before // BLOCK):
             if self.pages[slot][1, column] >= 0:
                 self.free.append(self.pages[slot][1, column])
-                self.place(slot, 1, column, -1)
+                self.pages[slot][1, column] = -1  # The table still names it, and somebody else may get it.
 
     def chunk(self, slot, start, count, sample):
         self.grow(slot, start + count)

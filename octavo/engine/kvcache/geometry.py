@@ -67,7 +67,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 - used / taken
 
     def describe(self) -> tuple[str, ...]:
-        """Return the decisions in words, for logs and `octavo doctor`."""
+        """Return the decisions in words, for the log."""
         lines = [
             f"page {self.page_bytes} bytes, {self.padding():.1%} padding, prefixes in units of {self.hash_unit} tokens"
         ]

@@ -129,7 +129,8 @@ class Admitter:
     def _enter(self, sequence: Sequence, transfers: list[Transfer]) -> Admission | None:
         state, tokens = self._state, sequence.tokens
         allocator = state.allocator
-        holding = allocator.hold(sequence.request.cache_salt)
+        # Kept while it waits at the head: its prompt is hashed once, not in every step.
+        holding = sequence.holding = sequence.holding or allocator.hold(sequence.request.cache_salt)
         matched = allocator.match(holding, tokens)
         # Room for some output, so that it is not preempted at once; a sequence alone may use the last page.
         wanted = min(len(tokens) + (allocator.geometry.hash_unit if state.running else 0), sequence.limit)

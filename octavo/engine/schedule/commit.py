@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from octavo.engine.schedule.slots import SlotTable
-from octavo.protocol.arrays import BoolArray, Int32Array, int64
+from octavo.protocol.arrays import BoolArray, Int32Array
 from octavo.protocol.control import Ack
 from octavo.protocol.output import EngineStats, Finish, FinishReason, Start, TokenDelta
 from octavo.protocol.step import StepPlan, StepResult, TokenLogprobs
@@ -59,14 +60,8 @@ class Tally:
 
     def take(self, stats: Callable[[], EngineStats]) -> TokenDelta:
         """Return all news with current stats, and forget it."""
-        base = self._tokens or TokenDelta(keys=int64())
-        news = TokenDelta(
-            keys=base.keys,
-            choices=base.choices,
-            firsts=base.firsts,
-            offsets=base.offsets,
-            ids=base.ids,
-            logprobs=base.logprobs,
+        news = msgspec.structs.replace(
+            self._tokens or TokenDelta(),
             starts=tuple(self.starts),
             finishes=tuple(self.finishes),
             acks=tuple(self.acks),

@@ -16,7 +16,7 @@ class Rows:
     def __init__(self, limits: ScheduleLimits) -> None:
         self.budget = limits.max_num_batched_tokens
         self.decode_ends = int32()
-        self._tokens_per_step = limits.tokens_per_step
+        self._tokens_per_step = min(limits.tokens_per_step, limits.max_num_batched_tokens)
         self._decode_slots = int32()
         self._decode_counts = int32()
         self._chunks: dict[int, tuple[int, int, bool]] = {}

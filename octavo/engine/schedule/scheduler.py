@@ -209,10 +209,12 @@ class Scheduler:
         slots = self._current_slots()
         ready = (table.in_flight[slots] < self.limits.plans_per_sequence) & ~table.loading[slots]
         planned = table.computed[slots] + table.ahead[slots]
-        decodes = planned >= table.length[slots]
+        # All but the newest token is computed or granted: a row that goes on from what the device knows.
+        decodes = planned >= table.length[slots] - 1
         chosen = slots[ready & decodes & (planned < table.limit[slots] - 1)]
-        if len(chosen) > rows.budget:
-            longest_waiting = np.argsort(table.last_plan[chosen], kind="stable")[: rows.budget]
+        room = max(1, rows.budget // self.limits.tokens_per_step)
+        if len(chosen) > room:
+            longest_waiting = np.argsort(table.last_plan[chosen], kind="stable")[:room]
             chosen = chosen[np.sort(longest_waiting)]
         rows.decode(chosen, table)
         short = chosen[rows.decode_ends > table.capacity[chosen]]
@@ -229,7 +231,9 @@ class Scheduler:
             return  # Preempted for one before it.
         end = int(self.slots.computed[slot] + self.slots.ahead[slot]) + self.limits.tokens_per_step
         end = min(end, int(self.slots.limit[slot]) - 1)
-        if not self._grow(sequence, end, rows):
+        if self._grow(sequence, end, rows):
+            self.unreserve(sequence, keep=False)
+        else:
             rows.drop(slot)
 
     def _plan_chunk(self, rows: Rows, slot: int) -> None:

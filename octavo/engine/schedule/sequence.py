@@ -13,8 +13,9 @@ from octavo.protocol.request import Request
 class Sequence:
     """One choice. order: its place in every queue, smaller first. slot: -1 while it waits.
 
-    tokens: its history while it waits (a running sequence's lies in the slot table). children: choices that fork from it
-    once its prompt is computed; parent: where a waiting choice forks from. num_cached: prompt tokens found in the cache.
+    holding: what it holds, nothing but hashes while it waits. tokens: its history while it waits (a running sequence's lies
+    in the slot table). children: choices that fork from it once its prompt is computed; parent: where a waiting choice
+    forks from. num_cached: prompt tokens found in the cache.
     reserved: pages that the rest of its prefill will take.
     """
 

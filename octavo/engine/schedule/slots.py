@@ -112,7 +112,6 @@ class SlotTable:
         self.tokens[slots, position] = ids
         position += 1
         self.length[slots] = position
-        self.computed[slots] = position - 1
         stops = (self.stop_ids[slots] == ids[:, None]).any(axis=1)
         if self.many_stops:
             for row, slot in enumerate(slots.tolist()):

@@ -29,9 +29,9 @@ def error_object(error: OctavoError) -> dict[str, Any]:
     return _shape(error.message, error.kind, error.field, _code(error))
 
 
-def error_response(error: OctavoError, headers: dict[str, str] | None = None) -> Response:
+def error_response(error: OctavoError) -> Response:
     """Return the error as an HTTP answer; errors that pass carry Retry-After."""
-    headers = dict(headers or {})
+    headers: dict[str, str] = {}
     if isinstance(error, QueueFullError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     elif error.status == 503:

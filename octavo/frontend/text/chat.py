@@ -87,19 +87,6 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def render(
-    messages: Sequence[Message],
-    template: str | None,
-    special_tokens: Mapping[str, str] | None = None,
-    *,
-    add_generation_prompt: bool = True,
-    **variables: Any,
-) -> str:
-    """Compile and render at once; a server keeps a `ChatTemplate` instead."""
-    compiled = ChatTemplate(template, special_tokens)
-    return compiled.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
-
-
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages as templates want them: content a string, arguments of tool calls an object.
 

@@ -5,12 +5,11 @@ Shapes: T tokens, H query heads, K key/value heads, D head size.
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 from torch import Tensor, nn
 
 from octavo.base.facts import ModelFacts
+from octavo.base.registry import import_path
 from octavo.nn.assembly import Binding
 from octavo.nn.attention.backend import AttentionBackend
 from octavo.nn.attention.capabilities import AttentionNeeds
@@ -58,11 +57,8 @@ class Attention(nn.Module):
         needs = AttentionNeeds(dtype=binding.dtype, head_dim=self.heads.dim, window=self.window, softcap=self.softcap)
         selection = select(needs, binding.facts, binding.attention)
         binding.note(selection.reason)
-        module, _, name = selection.backend.path.partition(":")
         self.blocks = selection.backend.blocks
-        self.backend: AttentionBackend = getattr(importlib.import_module(module), name)(
-            needs, self.scale, binding.kernels
-        )
+        self.backend: AttentionBackend = import_path(selection.backend.path)(needs, self.scale, binding.kernels)
 
     def kept(self) -> KeptLayer:
         """Return what the layer keeps between steps."""

@@ -12,10 +12,15 @@ import pytest
 
 from octavo.base.errors import ConfigError, InvalidRequestError
 from octavo.checkpoint.open import chat_template
-from octavo.frontend.text.chat import CHATML, ChatTemplate, render
+from octavo.frontend.text.chat import CHATML, ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "Hi"}
+
+
+def render(messages, template, special_tokens=None, *, add_generation_prompt=True, **variables):
+    compiled = ChatTemplate(template, special_tokens)
+    return compiled.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
 
 
 def test_smollm2(demo_gguf: Path, smollm: Tokenizer):
@@ -191,7 +196,7 @@ def test_the_room_needs_no_torch(demo_gguf: Path):
         "from octavo.frontend.text import chat, detokenizer, stops\n"
         "from octavo.frontend.text.tokenizer import load_tokenizer\n"
         f"tokenizer = load_tokenizer({str(demo_gguf)!r})\n"
-        "prompt = chat.render([{'role': 'user', 'content': 'Hi'}], None)\n"
+        "prompt = chat.ChatTemplate(None).render([{'role': 'user', 'content': 'Hi'}])\n"
         "assert detokenizer.start_detokenizer(tokenizer).push(tokenizer.encode(prompt)) == 'user\\nHi\\nassistant\\n'\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

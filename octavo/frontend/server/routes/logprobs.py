@@ -38,7 +38,7 @@ class CompletionLogprobs:
 
     def piece(self, tokens: Sequence[int], logprobs: Sequence[Mapping[int, Logprob]]) -> dict[str, list[Any]]:
         """Return the object for the next tokens; top_logprobs holds the likeliest ones, and the chosen one in any case."""
-        piece: dict[str, list[Any]] = empty_piece()
+        piece: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, alternatives in zip(tokens, logprobs, strict=True):
             chosen = alternatives[token]
             text = chosen.decoded_token or ""
@@ -52,11 +52,6 @@ class CompletionLogprobs:
             piece["text_offset"].append(self._offset)
             self._offset += len(text)
         return piece
-
-
-def empty_piece() -> dict[str, list[Any]]:
-    """Return the completions shape with no tokens; pieces are joined by extending its lists."""
-    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
 def finite(logprob: float) -> float:

@@ -46,7 +46,6 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: Any = None
     function_call: Any = None
-    tool_call_id: Any = None
     audio: Any = None
 
 
