@@ -10,6 +10,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from octavo.nn.assembly import Stored
 from octavo.nn.context import ForwardContext
 from octavo.nn.norm import RMSNorm
 
@@ -17,7 +18,7 @@ from octavo.nn.norm import RMSNorm
 class CausalLM(Protocol):
     """What the worker asks of a model file. checkpoint_names: path in the model -> name in a Hugging Face checkpoint."""
 
-    checkpoint_names: Mapping[str, str]
+    checkpoint_names: Mapping[str, str | Stored]
 
     def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
         """Return hidden states [T, N] of ids, int64 [T]; writes the step's keys and values into pages."""
