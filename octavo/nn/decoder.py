@@ -6,7 +6,7 @@ Shapes: T tokens, N hidden features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -16,8 +16,13 @@ from octavo.nn.norm import RMSNorm
 
 
 class CausalLM(Protocol):
-    """What the worker asks of a model file. checkpoint_names: path in the model -> name in a Hugging Face checkpoint."""
+    """What the worker asks of a model file. checkpoint_names: path in the model -> name in a Hugging Face checkpoint.
 
+    config_keys: the keys of config.json, beside the common ones, that it computes with, and their defaults: its facts'
+    `extras` have them all.
+    """
+
+    config_keys: Mapping[str, Any]
     checkpoint_names: Mapping[str, str | Stored]
 
     def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:

@@ -82,6 +82,8 @@ class Attention(nn.Module):
         return self.backend.attend(q, pages.planes, table, ctx.query_starts, ctx.lengths).flatten(1)
 
 
-def window_of(facts: ModelFacts, layer: int) -> int | None:
-    """Return how many tokens a layer sees, None for all."""
-    return facts.sliding_window if facts.layer_kinds and facts.layer_kinds[layer] == "sliding" else None
+def window_of(facts: ModelFacts, layer: int, slides: bool) -> int | None:
+    """Return how many tokens a layer sees, None for all. slides: by the architecture's rule, where the config lists no kinds."""
+    if facts.layer_kinds:
+        slides = facts.layer_kinds[layer] == "sliding"
+    return facts.sliding_window if slides else None

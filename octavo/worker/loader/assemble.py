@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from octavo.base.errors import CheckpointError, ConfigError
+from octavo.checkpoint.config_keys import settle_extras
 from octavo.checkpoint.record import Checkpoint
 from octavo.device.base import Device
 from octavo.models.registry import load_model
@@ -60,7 +61,8 @@ def assemble(
     """
     torch_dtype, mesh, forced = getattr(torch, dtype), Mesh(), dict(overrides or {})
     with torch.device("meta"):
-        model = load_model(checkpoint.facts.architecture)(checkpoint.facts)
+        model_class = load_model(checkpoint.facts.architecture)
+        model = model_class(settle_extras(checkpoint.facts, model_class.config_keys))
     assign_formats(model, lambda path: DenseFormat(dtype=torch_dtype))
     place(model, mesh, torch_dtype)
     attention = forced.pop("attention", None)
