@@ -6,11 +6,13 @@ the weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-LayerKind = Literal["full", "sliding"]
+LayerKind = Literal["full", "sliding", "linear"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,23 +30,38 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeFacts:
-    """Rotary position embedding. `kind` is "default", "linear" or "llama3"; `dim` the rotated part of a head."""
+    """Rotary position embedding: `dim` is the rotated part of a head, `kind` how it was stretched beyond its training.
+
+    attention_factor: of cosines and sines. original_max_position: of the training; dynamic and longrope leave contexts up to
+    it as they are. beta_*, mscale*, truncate: yarn's. *_freq_factor: llama3's. short_factors, long_factors: longrope's
+    divisors, one for each pair.
+    """
 
     dim: int
     theta: float = 10000.0
-    kind: str = "default"
+    kind: RopeKind = "default"
     factor: float = 1.0
+    attention_factor: float = 1.0
+    original_max_position: int = 0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """All that is known of a model before a weight is read: shapes, positions, special tokens.
 
-    `dtype` is the checkpoint's own ("float32", "bfloat16", "float16"; GGUF quantized files say "float32").
-    `layer_kinds` has one entry a layer; "sliding" layers see the last `sliding_window` tokens.
+    dtype: the checkpoint's own ("float32", "bfloat16", "float16"; GGUF quantized files say "float32"). rope: of all layers,
+    except those that slide where sliding_rope is given. layer_kinds: one for each layer if the configuration lists them, else
+    empty: the architecture has a rule. sliding_window: tokens that a layer sees if it slides. extras: the configuration's
+    further keys, by the names that config.json has for them; once a model is built, also those that it left out.
     """
 
     architecture: str
@@ -59,6 +76,7 @@ class ModelFacts:
     max_position: int
     norm_eps: float
     rope: RopeFacts
+    sliding_rope: RopeFacts | None = None
     activation: Activation = "silu"
     layer_kinds: tuple[LayerKind, ...] = ()
     sliding_window: int | None = None
@@ -68,3 +86,4 @@ class ModelFacts:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -65,7 +65,6 @@ def read_gguf_facts(file: GgufFile) -> ModelFacts:
         max_position=_positive(file, f"{prefix}.context_length"),
         norm_eps=_shortest(file.number(f"{prefix}.attention.layer_norm_rms_epsilon")),
         rope=_rope(file, prefix, head_dim),
-        layer_kinds=("full",) * num_layers,
         tie_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,

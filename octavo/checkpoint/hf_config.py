@@ -1,138 +1,146 @@
 """A Hugging Face folder's config.json and generation_config.json → ModelFacts. The only place that probes loose JSON.
 
-What a file leaves out gets the default of the architecture's own configuration class; what Octavo does not compute is an
-error that names the key, never a different answer.
+Keys that all architectures share are read here, under any of their names; what a file leaves out gets the default of the
+architecture's own configuration class. The rest goes into `extras`, for the model that knows it (config_keys.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from octavo.base.facts import Activation, LayerKind, ModelFacts, RopeFacts
+from octavo.base.facts import Activation, LayerKind, ModelFacts, RopeFacts, RopeKind
+from octavo.checkpoint.architectures import architectures, config_defaults, of_model_type
+from octavo.checkpoint.config_keys import SYNONYMS, extra_keys
 from octavo.checkpoint.json_file import JsonObject, read_json, read_json_if_there
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Defaults:
-    """What an architecture's configuration class has for keys that a file may leave out (None: derived or none)."""
-
-    max_position: int
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    sliding_window: int | None = None
-    bos: int | None = None
-    eos: int | None = None
-
-
-_ARCHITECTURES: Final = {
-    "LlamaForCausalLM": _Defaults(max_position=2048, bos=1, eos=2),
-    "MistralForCausalLM": _Defaults(max_position=131072, num_kv_heads=8, sliding_window=4096, bos=1, eos=2),
-    "Qwen3ForCausalLM": _Defaults(max_position=32768, num_kv_heads=32, head_dim=128, sliding_window=4096),
-}
-_MODEL_TYPES: Final = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
 _DTYPES: Final = ("float32", "float16", "bfloat16")
-# Keys that change what a model computes and that none of the architectures above has. Neutral values are let pass.
-_FOREIGN: Final = (
-    "quantization_config", "attn_logit_softcapping", "final_logit_softcapping", "logits_scaling", "logit_scale",
-    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "query_pre_attn_scalar", "no_rope_layers",
-    "num_experts", "num_local_experts", "alibi", "use_qk_norm", "attention_chunk_size",
-)  # fmt: skip
-_ROPE_KINDS: Final = ("default", "linear", "llama3")
-_ROPE_KEYS: Final = frozenset(
-    {"type", "rope_type", "rope_theta", "partial_rotary_factor", "factor", "low_freq_factor", "high_freq_factor"}
-    | {"original_max_position_embeddings"}
-)
+_KINDS: Final[dict[Any, LayerKind]] = {
+    "full_attention": "full",
+    "sliding_attention": "sliding",
+    "linear_attention": "linear",
+}
 _MOST_LAYERS: Final = 10_000
+_ORIGINAL: Final = "original_max_position_embeddings"
+# Kind of rotary embedding -> the keys that it has, beside those that all have.
+_ROPE_KEYS: Final[dict[RopeKind, frozenset[str]]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
+    "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+    "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
+}
+_ROPE_COMMON: Final = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor", _ORIGINAL})
+_ROPE_NAMES: Final[dict[str, RopeKind]] = {**{kind: kind for kind in _ROPE_KEYS}, "su": "longrope"}
 
 
-def read_hf_facts(folder: Path, *, weights_dtype: str = "float32") -> ModelFacts:
+def read_hf_facts(
+    folder: Path, *, weights_dtype: str = "float32", overrides: Mapping[str, Any] | None = None
+) -> ModelFacts:
     """Return the facts of the model in `folder`; raises CheckpointError naming the file and key that is wrong.
 
-    weights_dtype: what the weights themselves are stored in, for a config that does not say.
+    weights_dtype: what the weights themselves are stored in, for a config that does not say. overrides: replace its keys.
     """
-    config = read_json(folder / "config.json")
-    architecture = _architecture(config)
-    defaults = _ARCHITECTURES[architecture]
-    for key in _FOREIGN:
-        if config.values.get(key) not in (None, 0, 1, [], {}):
-            raise config.fail(key, f"is {config.values[key]!r}, which Octavo does not support for {architecture}")
-    num_heads = config.integer("num_attention_heads", low=1)
-    hidden_size = config.integer("hidden_size", low=1)
-    num_layers = config.integer("num_hidden_layers", low=1)
+    config = _complete(read_json(folder / "config.json"), overrides or {})
+    num_heads = config.integer(_key(config, "num_attention_heads"), low=1)
+    hidden_size = config.integer(_key(config, "hidden_size"), low=1)
+    num_layers = config.integer(_key(config, "num_hidden_layers"), low=1)
     if num_layers > _MOST_LAYERS:
-        raise config.fail("num_hidden_layers", f"must be at most {_MOST_LAYERS}, not {num_layers}")
-    max_position = config.integer("max_position_embeddings", defaults.max_position, low=1)
-    head_dim = _head_dim(config, defaults, hidden_size, num_heads)
-    num_kv_heads = _num_kv_heads(config, defaults, num_heads)
-    window, kinds = _layers(config, architecture, defaults, num_layers)
+        raise config.fail(_key(config, "num_hidden_layers"), f"must be at most {_MOST_LAYERS}, not {num_layers}")
+    max_position = config.integer(_key(config, "max_position_embeddings"), low=1)
+    head_dim = _head_dim(config, hidden_size, num_heads)
+    rope, sliding_rope = _ropes(config, head_dim, max_position)
     return ModelFacts(
-        architecture=architecture,
+        architecture=config.values["architectures"][0],
         dtype=_dtype(config, weights_dtype),
         vocab_size=config.integer("vocab_size", low=1),
         hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size", low=1),
+        intermediate_size=_intermediate_size(config, hidden_size),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
+        num_kv_heads=_num_kv_heads(config, num_heads),
         head_dim=head_dim,
-        max_position=max_position,
-        norm_eps=config.number("rms_norm_eps", 1e-6),
-        rope=_rope(config, head_dim, max_position),
+        # Files that stretch by YaRN may still name the training's context.
+        max_position=max(max_position, int(rope.original_max_position * rope.factor) if rope.kind == "yarn" else 0),
+        norm_eps=config.number(_key(config, "rms_norm_eps")),
+        rope=rope,
+        sliding_rope=sliding_rope,
         activation=_activation(config),
-        layer_kinds=kinds,
-        sliding_window=window,
+        layer_kinds=_layer_kinds(config, num_layers),
+        sliding_window=config.integer("sliding_window", low=1) if config.has("sliding_window") else None,
         tie_embeddings=config.flag("tie_word_embeddings", False),
-        # Mistral's layers have no biases, whatever its file says.
-        attention_bias=architecture != "MistralForCausalLM" and config.flag("attention_bias", False),
-        mlp_bias=architecture == "LlamaForCausalLM" and config.flag("mlp_bias", False),
-        bos_token_id=_first(_token_ids(config, "bos_token_id", defaults.bos)),
-        eos_token_ids=_eos(folder, config, defaults),
-        pad_token_id=_first(_token_ids(config, "pad_token_id", None)),
+        attention_bias=config.flag("attention_bias", False),
+        mlp_bias=config.flag("mlp_bias", False),
+        bos_token_id=_first(_token_ids(config, "bos_token_id")),
+        eos_token_ids=_eos(folder, config),
+        pad_token_id=_first(_token_ids(config, "pad_token_id")),
+        extras=extra_keys(config.values),
     )
+
+
+def _complete(config: JsonObject, overrides: Mapping[str, Any]) -> JsonObject:
+    """Return the configuration with its overrides, the architecture that Octavo has, and its defaults for missing keys."""
+    values = {**config.values, **overrides}
+    config = JsonObject(config.place, values)
+    architecture = _architecture(config)
+    given = {common for common, names in SYNONYMS.items() if any(name in values for name in names)}
+    missing = {key: value for key, value in config_defaults(architecture).items() if key not in given}
+    return JsonObject(config.place, {**missing, **values, "architectures": [architecture]})
 
 
 def _architecture(config: JsonObject) -> str:
     named: list[Any] = config.list("architectures") or []
     if not named and config.has("model_type"):
-        named = [_MODEL_TYPES.get(config.text("model_type"), config.text("model_type"))]
+        named = [of_model_type(config.text("model_type")) or config.text("model_type")]
+    known = architectures()
     for name in named:
-        if name in _ARCHITECTURES:
+        if name in known:
             return name
-    raise config.fail("architectures", f"is {named}; Octavo has {', '.join(_ARCHITECTURES)}")
+    raise config.fail("architectures", f"is {named}; Octavo has {', '.join(known)}")
 
 
-def _head_dim(config: JsonObject, defaults: _Defaults, hidden_size: int, num_heads: int) -> int:
+def _key(config: JsonObject, common: str) -> str:
+    """Return the name under which the file has a common key."""
+    return next((name for name in SYNONYMS[common] if name in config.values), common)
+
+
+def _head_dim(config: JsonObject, hidden_size: int, num_heads: int) -> int:
     if config.has("head_dim"):
         return config.integer("head_dim", low=1)
-    if "head_dim" not in config.values and defaults.head_dim is not None:
-        return defaults.head_dim
     if hidden_size % num_heads:
         raise config.fail("head_dim", f"is missing, and {num_heads} heads do not divide a hidden size of {hidden_size}")
     return hidden_size // num_heads
 
 
-def _num_kv_heads(config: JsonObject, defaults: _Defaults, num_heads: int) -> int:
-    missing = num_heads if "num_key_value_heads" in config.values else defaults.num_kv_heads or num_heads
-    num_kv_heads = config.integer("num_key_value_heads", missing, low=1)
+def _intermediate_size(config: JsonObject, hidden_size: int) -> int:
+    """Read the width of the feed-forward block: four times the hidden size where it is null."""
+    key = _key(config, "intermediate_size")
+    return 4 * hidden_size if config.values.get(key, 0) is None else config.integer(key, low=1)
+
+
+def _num_kv_heads(config: JsonObject, num_heads: int) -> int:
+    key = _key(config, "num_key_value_heads")
+    num_kv_heads = config.integer(key, num_heads, low=1)
     if num_heads % num_kv_heads:
-        raise config.fail(
-            "num_key_value_heads", f"is {num_kv_heads}, which does not divide the {num_heads} attention heads"
-        )
+        raise config.fail(key, f"is {num_kv_heads}, which does not divide the {num_heads} attention heads")
     return num_kv_heads
 
 
 def _dtype(config: JsonObject, weights_dtype: str) -> str:
-    key = "dtype" if config.has("dtype") else "torch_dtype"
+    key = next((key for key in SYNONYMS["dtype"] if config.has(key)), "torch_dtype")
     dtype = config.text(key, weights_dtype).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise config.fail(key, f"is {dtype!r}; Octavo has {', '.join(_DTYPES)}")
@@ -140,88 +148,120 @@ def _dtype(config: JsonObject, weights_dtype: str) -> str:
 
 
 def _activation(config: JsonObject) -> Activation:
-    name = config.text("hidden_act", "silu")
+    key = next((key for key in SYNONYMS["hidden_act"] if config.has(key)), "hidden_act")
+    name = config.text(key, "silu")
     if name not in _ACTIVATIONS:
-        raise config.fail("hidden_act", f"is {name!r}; Octavo has {', '.join(_ACTIVATIONS)}")
+        raise config.fail(key, f"is {name!r}; Octavo has {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
 
 
-def _layers(
-    config: JsonObject, architecture: str, defaults: _Defaults, num_layers: int
-) -> tuple[int | None, tuple[LayerKind, ...]]:
-    """Return (sliding window, kind of every layer), each architecture by its own rule."""
-    window = defaults.sliding_window if "sliding_window" not in config.values else None
-    if config.has("sliding_window"):
-        window = config.integer("sliding_window", low=1)
-    kinds: tuple[LayerKind, ...] | None = ("full",) * num_layers
-    if architecture == "Qwen3ForCausalLM":
-        if not config.flag("use_sliding_window", False):
-            window = None
-        kinds = _declared_kinds(config, num_layers)
-        if kinds is None:
-            first = config.integer("max_window_layers", 28)
-            num_full = min(first, num_layers)
-            kinds = ("full",) * num_full + ("sliding",) * (num_layers - num_full)
-        # A layer that is called sliding while the window is off sees everything.
-        kinds = kinds if window else ("full",) * num_layers
-    elif architecture == "MistralForCausalLM":
-        kinds = ("sliding" if window else "full",) * num_layers
-    return (window if "sliding" in kinds else None), kinds
-
-
-def _declared_kinds(config: JsonObject, num_layers: int) -> tuple[LayerKind, ...] | None:
+def _layer_kinds(config: JsonObject, num_layers: int) -> tuple[LayerKind, ...]:
     declared = config.list("layer_types")
     if declared is None:
-        return None
-    names: dict[Any, LayerKind] = {"full_attention": "full", "sliding_attention": "sliding"}
-    unknown = [name for name in declared if not isinstance(name, str) or name not in names]
+        return ()
+    unknown = [name for name in declared if not isinstance(name, str) or name not in _KINDS]
     if unknown or len(declared) != num_layers:
         raise config.fail(
-            "layer_types", f"must name {num_layers} layers, each one of {', '.join(names)}, not {declared}"
+            "layer_types", f"must name {num_layers} layers, each one of {', '.join(_KINDS)}, not {declared}"
         )
-    return tuple(names[name] for name in declared)
+    return tuple(_KINDS[name] for name in declared)
 
 
-def _rope(config: JsonObject, head_dim: int, max_position: int) -> RopeFacts:
-    """Read either spelling: rope_parameters (which also holds theta), or rope_theta beside rope_scaling."""
-    empty = JsonObject(f"{config.place}: rope_parameters", {})
-    rope = config.object("rope_parameters") or config.object("rope_scaling") or empty
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if kind not in _ROPE_KINDS:
-        raise rope.fail("rope_type", f"is {kind!r}; Octavo has {', '.join(_ROPE_KINDS)}")
+def _ropes(config: JsonObject, head_dim: int, max_position: int) -> tuple[RopeFacts, RopeFacts | None]:
+    """Return the rotary embedding of all layers, and that of sliding layers where it is another.
+
+    Read either spelling: rope_parameters (which also holds theta, and may do so for each kind of layer), or rope_theta,
+    rope_local_base_freq and rope_scaling side by side.
+    """
+    key = "rope_parameters" if config.object("rope_parameters") else "rope_scaling"
+    found = config.object(key) or JsonObject(f"{config.place}: {key}", {})
+    theta, local_theta = _key(config, "rope_theta"), "rope_local_base_freq"
+    nested = any(kind in found.values for kind in _KINDS)
+    full = (found.object("full_attention") or JsonObject(found.place, {})) if nested else found
+    local = found.object("sliding_attention") if nested else None
+    if local is None and config.has(local_theta):
+        local = JsonObject(config.place, {})
+    rope = _rope(config, full, theta, head_dim, max_position)
+    return rope, None if local is None else _rope(config, local, local_theta, head_dim, max_position)
+
+
+def _rope(config: JsonObject, rope: JsonObject, theta_key: str, head_dim: int, max_position: int) -> RopeFacts:
+    name = rope.text("rope_type", rope.text("type", "default"))
+    if name not in _ROPE_NAMES:
+        raise rope.fail("rope_type", f"is {name!r}; Octavo has {', '.join(_ROPE_KEYS)}")
+    kind = _ROPE_NAMES[name]
     for key in rope.values:
-        if rope.has(key) and key not in _ROPE_KEYS:
+        if rope.has(key) and key not in _ROPE_KEYS[kind] | _ROPE_COMMON:
             raise rope.fail(key, f"is not something that Octavo knows of rope type {kind!r}")
-    theta = rope.number("rope_theta", config.number("rope_theta", 10000.0))
-    rotated = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    rotated = rope.number("partial_rotary_factor", config.number(_key(config, "partial_rotary_factor"), 1.0))
     dim = int(head_dim * rotated)
     if dim > head_dim or dim % 2 or dim == 0:
         raise rope.fail("partial_rotary_factor", f"rotates {dim} of a head's {head_dim} values; an even part is needed")
+    theta = rope.number("rope_theta", config.number(theta_key, 10000.0))
     if kind == "default":
         return RopeFacts(dim=dim, theta=theta)
     if kind == "linear":
         return RopeFacts(dim=dim, theta=theta, kind=kind, factor=rope.number("factor"))
-    original = "original_max_position_embeddings"
-    return RopeFacts(
-        dim=dim,
-        theta=theta,
-        kind=kind,
-        factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position=rope.integer(original, config.integer(original, max_position, low=1), low=1),
+    original = config.integer(_ORIGINAL, rope.integer(_ORIGINAL, max_position, low=1), low=1)
+    # These two may leave it to what the context grew by.
+    grown = max_position / original if kind in ("yarn", "longrope") else None
+    facts = RopeFacts(
+        dim=dim, theta=theta, kind=kind, factor=rope.number("factor", grown), original_max_position=original
+    )
+    match kind:
+        case "llama3":
+            low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+            return replace(facts, low_freq_factor=low, high_freq_factor=high)
+        case "yarn":
+            return _yarn(rope, facts)
+        case "longrope":
+            return _longrope(rope, facts)
+        case _:
+            return facts
+
+
+def _yarn(rope: JsonObject, facts: RopeFacts) -> RopeFacts:
+    """Read YaRN (Peng et al. 2023); mscale and mscale_all_dim are DeepSeek's."""
+    mscale, all_dim = (rope.number(key) if rope.values.get(key) else 0.0 for key in ("mscale", "mscale_all_dim"))
+    growth = 0.1 * math.log(max(facts.factor, 1.0))
+    attention = (growth * mscale + 1) / (growth * all_dim + 1) if mscale and all_dim else growth + 1
+    return replace(
+        facts,
+        attention_factor=rope.number("attention_factor", attention),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        mscale=mscale,
+        mscale_all_dim=all_dim,
+        truncate=rope.flag("truncate", True),
     )
 
 
-def _eos(folder: Path, config: JsonObject, defaults: _Defaults) -> tuple[int, ...]:
+def _longrope(rope: JsonObject, facts: RopeFacts) -> RopeFacts:
+    """Read LongRoPE (Ding et al. 2024)."""
+    factors: list[tuple[float, ...]] = []
+    for key in ("short_factor", "long_factor"):
+        values: list[Any] = rope.list(key) or []
+        if len(values) != facts.dim // 2 or not all(isinstance(value, (int, float)) and value > 0 for value in values):
+            raise rope.fail(key, f"must be {facts.dim // 2} positive numbers, not {values}")
+        factors.append(tuple(values))
+    growth = math.log(max(facts.factor, 1.0))
+    attention = math.sqrt(1 + growth / math.log(facts.original_max_position)) if growth else 1.0
+    return replace(
+        facts,
+        attention_factor=rope.number("attention_factor", attention),
+        short_factors=factors[0],
+        long_factors=factors[1],
+    )
+
+
+def _eos(folder: Path, config: JsonObject) -> tuple[int, ...]:
     """Every id that ends a text: those of both files, each once."""
     generation = read_json_if_there(folder / "generation_config.json")
-    ids = _token_ids(config, "eos_token_id", defaults.eos) + _token_ids(generation, "eos_token_id", None)
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys(_token_ids(config, "eos_token_id") + _token_ids(generation, "eos_token_id")))
 
 
-def _token_ids(config: JsonObject, key: str, missing: int | None) -> tuple[int, ...]:
-    value: Any = config.values.get(key, missing)
+def _token_ids(config: JsonObject, key: str) -> tuple[int, ...]:
+    value: Any = config.values.get(key)
     if value is None:
         return ()
     ids: list[Any] = value if isinstance(value, list) else [value]

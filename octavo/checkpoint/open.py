@@ -28,6 +28,8 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     if weights is not None:
         if config.load_format == "safetensors":
             raise CheckpointError(f"{weights}: is a GGUF file, but load_format is 'safetensors'", field="load_format")
+        if config.hf_overrides:
+            raise ConfigError("hf_overrides changes config.json, and a GGUF file has none", field="hf_overrides")
         facts, kind, files = read_gguf_facts(read_gguf(str(weights))), "gguf", (str(weights),)
         path = weights
     else:
@@ -68,7 +70,7 @@ def _folder(folder: Path, config: ModelConfig) -> tuple[ModelFacts, tuple[str, .
         other = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
         hint = f" ({other[0]} is pickled, which Octavo does not load: convert it to safetensors)" if other else ""
         raise CheckpointError(f"{folder}: holds no weights: no *.safetensors and no .gguf file{hint}")
-    return read_hf_facts(folder, weights_dtype=_weights_dtype(files)), files
+    return read_hf_facts(folder, weights_dtype=_weights_dtype(files), overrides=config.hf_overrides), files
 
 
 def _weights_dtype(files: tuple[str, ...]) -> str:

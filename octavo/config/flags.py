@@ -7,6 +7,7 @@ MiB, GiB (1024s).
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import types
 import typing
@@ -40,7 +41,7 @@ _WHOLE = re.compile(r"(-?\d+)(k|m|g|KiB|MiB|GiB|K|M|G|)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
-    """One option as the command line sees it. kind: bool, int, float or str; many: takes several values."""
+    """One option as the command line sees it. kind: bool, int, float, str or dict; many: takes several values."""
 
     name: str
     kind: type
@@ -62,7 +63,7 @@ class Flag:
         """What stands after the flag, for people."""
         if self.kind is bool:
             return ""
-        shown = "|".join(self.choices) or {int: "N", float: "X", str: "TEXT"}[self.kind]
+        shown = "|".join(self.choices) or {int: "N", float: "X", str: "TEXT", dict: "JSON"}[self.kind]
         return f"{shown} ..." if self.many else shown
 
     @property
@@ -96,8 +97,8 @@ def _flag(declared: Field[Any], hint: Any) -> Flag:
     if many or optional:
         hint = typing.get_args(hint)[0]
     choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
-    kind = str if choices else hint
-    assert kind in (bool, int, float, str), f"{declared.name}: no flag can be made of {hint}"
+    kind = str if choices else typing.get_origin(hint) or hint
+    assert kind in (bool, int, float, str, dict), f"{declared.name}: no flag can be made of {hint}"
     return Flag(
         name=declared.name,
         kind=kind,
@@ -198,7 +199,7 @@ def command_line(options: Mapping[str, Any]) -> list[str]:
         elif flag.many:
             arguments += [flag.spelling, *(str(one) for one in value)]
         else:
-            arguments.append(f"{flag.spelling}={value}")
+            arguments.append(f"{flag.spelling}={json.dumps(value) if flag.kind is dict else value}")
     return arguments
 
 
@@ -281,7 +282,7 @@ class _Values(argparse.Action):
 
 
 def _reader(flag: Flag) -> Any:
-    return {int: _whole_number, float: _number, str: str}[flag.kind]
+    return {int: _whole_number, float: _number, str: str, dict: _json_object}[flag.kind]
 
 
 def _whole_number(text: str) -> int:
@@ -289,6 +290,16 @@ def _whole_number(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, not {text!r}")
+    return value
 
 
 def _number(text: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from octavo.config.fields import check_options, option
 
@@ -27,6 +27,9 @@ class ModelConfig:
         None, "longest prompt and output together, in tokens; the model's own if not given", low=1
     )
     load_format: LoadFormat = option("auto", "how weights are stored; dummy makes random ones from the config alone")
+    hf_overrides: dict[str, Any] | None = option(
+        None, "keys of the model's config.json to change on purpose; null takes one away"
+    )
     seed: int = option(0, "seed of dummy weights; requests that bring no seed draw one each", low=0)
     chat_template: str | None = option(None, "a Jinja chat template, or the path of a file with one")
 

@@ -5,6 +5,9 @@ Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head siz
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from torch import Tensor, nn
 
 from octavo.base.facts import ModelFacts
@@ -26,7 +29,7 @@ class LlamaAttention(nn.Module):
         super().__init__()
         heads = Heads(query=facts.num_heads, kv=facts.num_kv_heads, dim=facts.head_dim)
         self.qkv = QKVLinear(facts.hidden_size, heads, bias=facts.attention_bias)
-        self.attend = Attention(layer, heads, rope, window=window_of(facts, layer))
+        self.attend = Attention(layer, heads, rope, window=window_of(facts, layer, slides=False))
         self.out = RowLinear(heads.query * heads.dim, facts.hidden_size, bias=facts.attention_bias)
 
     def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
@@ -38,6 +41,7 @@ class LlamaAttention(nn.Module):
 class LlamaForCausalLM(nn.Module):
     """Token embeddings, layers of attention and gated MLP, and a head over the vocabulary."""
 
+    config_keys: dict[str, Any] = {}
     checkpoint_names = {
         "embed": "model.embed_tokens",
         "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
@@ -78,3 +82,11 @@ class LlamaForCausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 [S, vocabulary] from hidden [S, hidden]."""
         return self.head(hidden)
+
+
+class MistralForCausalLM(LlamaForCausalLM):
+    """A Llama whose projections have no biases, and whose layers all slide if there is a window."""
+
+    def __init__(self, facts: ModelFacts) -> None:
+        kinds = ("sliding",) * facts.num_layers
+        super().__init__(replace(facts, attention_bias=False, mlp_bias=False, layer_kinds=kinds))

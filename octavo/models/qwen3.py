@@ -26,8 +26,10 @@ class Qwen3Attention(nn.Module):
         super().__init__()
         heads = Heads(query=facts.num_heads, kv=facts.num_kv_heads, dim=facts.head_dim)
         self.qkv = QKVLinear(facts.hidden_size, heads, bias=facts.attention_bias)
+        slides = layer >= facts.extras["max_window_layers"]
+        window = window_of(facts, layer, slides) if facts.extras["use_sliding_window"] else None
         norms = RMSNorm(heads.dim, facts.norm_eps), RMSNorm(heads.dim, facts.norm_eps)
-        self.attend = Attention(layer, heads, rope, window=window_of(facts, layer), norms=norms)
+        self.attend = Attention(layer, heads, rope, window=window, norms=norms)
         self.out = RowLinear(heads.query * heads.dim, facts.hidden_size, bias=facts.attention_bias)
 
     def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
@@ -39,6 +41,7 @@ class Qwen3Attention(nn.Module):
 class Qwen3ForCausalLM(nn.Module):
     """Token embeddings, layers of attention and gated MLP, and a head over the vocabulary."""
 
+    config_keys = {"use_sliding_window": False, "max_window_layers": 28}
     checkpoint_names = {
         "embed": "model.embed_tokens",
         "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
@@ -66,7 +69,7 @@ class Qwen3ForCausalLM(nn.Module):
                     attention_norm=RMSNorm(hidden, eps),
                     attention=Qwen3Attention(facts, layer, rope),
                     mlp_norm=RMSNorm(hidden, eps),
-                    mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation, bias=facts.mlp_bias),
+                    mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation),
                 )
                 for layer in range(facts.num_layers)
             ),

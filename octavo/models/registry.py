@@ -1,29 +1,17 @@
-"""Which file implements an architecture. A model is one file and one row for each name it goes by."""
+"""From an architecture's name to the class that computes it; the rows are in `octavo/checkpoint/architectures.py`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.base.errors import UnsupportedError
 from octavo.base.naming import nearest
-from octavo.base.plugins import extend
-from octavo.base.registry import Registry
-
-_ROWS = {
-    "LlamaForCausalLM": "octavo.models.llama:LlamaForCausalLM",
-    "MistralForCausalLM": "octavo.models.llama:LlamaForCausalLM",
-    "Qwen3ForCausalLM": "octavo.models.qwen3:Qwen3ForCausalLM",
-}
+from octavo.checkpoint.architectures import architectures
 
 
-def models() -> Registry:
-    """Return the registry of models, with those of other packages (entry points `octavo.models`)."""
-    registry = Registry("model", _ROWS)
-    extend(registry, "octavo.models")
-    return registry
-
-
-def load_model(architecture: str) -> type:
+def load_model(architecture: str) -> type[Any]:
     """Return the class that implements an architecture; raises UnsupportedError for one that is not known."""
-    registry = models()
+    registry = architectures()
     if architecture not in registry:
         guess = nearest(architecture, registry)
         raise UnsupportedError(

@@ -46,6 +46,19 @@ class Destination:
     cut: tuple[slice, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Where a checkpoint keeps a matrix and its bias, if it is not simply under a name of its own.
+
+    Matrices under the same name share one tensor, in the order in which the layer has them: one after another, or with
+    `groups` cut into so many groups that each hold a share of every one (q, k and v head by head). transposed: [in, out].
+    """
+
+    name: str
+    groups: int = 1
+    transposed: bool = False
+
+
 @runtime_checkable
 class Assigned(Protocol):
     """A layer with weights in a format."""

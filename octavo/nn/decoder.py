@@ -6,18 +6,24 @@ Shapes: T tokens, N hidden features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from octavo.nn.assembly import Stored
 from octavo.nn.context import ForwardContext
-from octavo.nn.norm import RMSNorm
+from octavo.nn.norm import Norm
 
 
 class CausalLM(Protocol):
-    """What the worker asks of a model file. checkpoint_names: path in the model -> name in a Hugging Face checkpoint."""
+    """What the worker asks of a model file. checkpoint_names: path in the model -> name in a Hugging Face checkpoint.
 
-    checkpoint_names: Mapping[str, str]
+    config_keys: the keys of config.json, beside the common ones, that it computes with, and their defaults: its facts'
+    `extras` have them all.
+    """
+
+    config_keys: Mapping[str, Any]
+    checkpoint_names: Mapping[str, str | Stored]
 
     def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
         """Return hidden states [T, N] of ids, int64 [T]; writes the step's keys and values into pages."""
@@ -31,7 +37,7 @@ class CausalLM(Protocol):
 class DecoderLayer(nn.Module):
     """Attention, then feed-forward, each normalized before and added to the residual stream after."""
 
-    def __init__(self, *, attention_norm: RMSNorm, attention: nn.Module, mlp_norm: RMSNorm, mlp: nn.Module) -> None:
+    def __init__(self, *, attention_norm: Norm, attention: nn.Module, mlp_norm: Norm, mlp: nn.Module) -> None:
         super().__init__()
         self.attention_norm = attention_norm
         self.attention = attention
@@ -44,17 +50,57 @@ class DecoderLayer(nn.Module):
         return self.mlp(self.mlp_norm.add(delta, residual))
 
 
-class Decoder(nn.Module):
-    """Layers, and the norm after the last."""
+class ParallelDecoderLayer(nn.Module):
+    """Attention and feed-forward of the same residual stream, side by side (Wang & Komatsuzaki 2021, GPT-J).
 
-    def __init__(self, layers: Iterable[nn.Module], norm: RMSNorm) -> None:
+    mlp_norm: of its own for the feed-forward; without one it takes what attention takes.
+    """
+
+    def __init__(
+        self, *, attention_norm: Norm, attention: nn.Module, mlp: nn.Module, mlp_norm: Norm | None = None
+    ) -> None:
+        super().__init__()
+        self.attention_norm = attention_norm
+        self.attention = attention
+        self.mlp = mlp
+        self.mlp_norm = mlp_norm
+
+    def forward(self, delta: Tensor | None, residual: Tensor, ctx: ForwardContext) -> Tensor:
+        """Return what is to be added to the residual [T, N]; delta is what the layer before left to be added to it."""
+        x = self.attention_norm.add(delta, residual)
+        y = x if self.mlp_norm is None else self.mlp_norm(residual)
+        return self.attention(x, ctx) + self.mlp(y)
+
+
+class PostNormDecoderLayer(nn.Module):
+    """Attention, then feed-forward, each added to the residual stream, which is normalized after (Vaswani et al. 2017)."""
+
+    def __init__(self, *, attention: nn.Module, attention_norm: Norm, mlp: nn.Module, mlp_norm: Norm) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_norm = attention_norm
+        self.mlp = mlp
+        self.mlp_norm = mlp_norm
+
+    def forward(self, delta: None, residual: Tensor, ctx: ForwardContext) -> None:
+        """Overwrite residual [T, N]; there is nothing left to be added to it."""
+        residual.copy_(self.attention_norm.add(self.attention(residual, ctx), residual))
+        residual.copy_(self.mlp_norm.add(self.mlp(residual), residual))
+
+
+class Decoder(nn.Module):
+    """Layers, and the norm after the last, if there is one."""
+
+    def __init__(self, layers: Iterable[nn.Module], norm: Norm | None) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
 
     def forward(self, residual: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return the last hidden states [T, N], normalized; residual [T, N] is overwritten."""
+        """Return the last hidden states [T, N], normalized if there is a norm; residual [T, N] is overwritten."""
         delta: Tensor | None = None
         for layer in self.layers:
             delta = layer(delta, residual, ctx)
-        return self.norm.add(delta, residual)
+        if self.norm is not None:
+            return self.norm.add(delta, residual)
+        return residual if delta is None else residual + delta

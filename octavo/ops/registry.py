@@ -11,13 +11,16 @@ from octavo.base.facts import DeviceFacts
 from octavo.base.naming import unknown_name
 from octavo.base.plugins import extend
 from octavo.base.registry import Registry, import_path
-from octavo.ops import gated_activation, page_copy, page_write, paged_attention, rms_norm, rope
+from octavo.ops import gated_activation, layer_norm, page_copy, page_write, paged_attention, rms_norm, rope
 from octavo.ops.candidate import Candidate, Op, choose
 
 _OPS = (
     rms_norm.RMS_NORM,
     rms_norm.ADD_RMS_NORM,
+    layer_norm.LAYER_NORM,
+    layer_norm.ADD_LAYER_NORM,
     rope.ROPE,
+    gated_activation.ACTIVATION,
     gated_activation.GATED_ACTIVATION,
     page_write.PAGE_WRITE,
     page_copy.PAGE_COPY,
@@ -31,7 +34,10 @@ class Kernels:
 
     rms_norm: rms_norm.RmsNorm
     add_rms_norm: rms_norm.AddRmsNorm
+    layer_norm: layer_norm.LayerNorm
+    add_layer_norm: layer_norm.AddLayerNorm
     rope: rope.Rope
+    activation: gated_activation.ActivationOf
     gated_activation: gated_activation.GatedActivation
     page_write: page_write.PageWrite
     page_copy: page_copy.PageCopy

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from octavo.ops.paged_attention import Scoring
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Over the last dimension."""
@@ -25,22 +27,33 @@ def rotated(x: Tensor, positions: Tensor, angles: Tensor) -> Tensor:
     return out
 
 
-def attention(
-    q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None
-) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Over the last dimension."""
+    x = x.double() - x.double().mean(-1, keepdim=True)
+    x = x / torch.sqrt((x**2).mean(-1, keepdim=True) + eps)
+    x = x if weight is None else x * weight.double()
+    return x if bias is None else x + bias.double()
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
     """The last len(q) tokens of one row. q: [N, H, D]. keys, values: [S, K, D], in order. Returns float64 [N, H, D]."""
     num_queries, num_heads, _ = q.shape
     length, num_kv_heads, _ = keys.shape
     out = torch.zeros(num_queries, num_heads, values.shape[-1], dtype=torch.float64)
     for query in range(num_queries):
         position = length - num_queries + query
-        first = 0 if window is None else max(0, position - window + 1)
+        first = 0 if scoring.window is None else max(0, position - scoring.window + 1)
         for head in range(num_heads):
             kept = head // (num_heads // num_kv_heads)
-            scores = keys[first : position + 1, kept].double() @ q[query, head].double() * scale
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            out[query, head] = torch.softmax(scores, 0) @ values[first : position + 1, kept].double()
+            scores = keys[first : position + 1, kept].double() @ q[query, head].double() * scoring.scale
+            if scoring.softcap is not None:
+                scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+            if scoring.slopes is not None:
+                backs = torch.tensor([position - place for place in range(first, position + 1)])
+                scores = scores - scoring.slopes[head].double() * backs
+            weights = torch.exp(scores)
+            total = weights.sum() + (0 if scoring.sinks is None else torch.exp(scoring.sinks[head].double()))
+            out[query, head] = weights / total @ values[first : position + 1, kept].double()
     return out
 
 

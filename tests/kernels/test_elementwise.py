@@ -53,6 +53,39 @@ def test_add_rms_norm(name: str, dtype: str, tokens: int) -> None:
     _close(found, formulas.rms_norm(total, weight, 1e-6), dtype)
 
 
+@pytest.mark.parametrize("name", candidates("layer_norm"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [8, 80, 577])
+@pytest.mark.parametrize("terms", ["weight", "bias", "both", "none"])
+def test_layer_norm(name: str, dtype: str, size: int, terms: str) -> None:
+    x = 3 * _random(63, size, dtype=dtype) + 2
+    weight = _random(size, dtype=dtype, seed=1) if terms in ("weight", "both") else None
+    bias = _random(size, dtype=dtype, seed=2) if terms in ("bias", "both") else None
+    before = x.clone()
+    found = kernel("layer_norm", name, dtype)(x, weight, bias, 1e-5)
+    _close(found, formulas.layer_norm(x, weight, bias, 1e-5), dtype)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", candidates("layer_norm"))
+def test_layer_norm_of_heads_inside_a_wider_row(name: str) -> None:
+    wide, weight = _random(7, 5, 64, dtype="float32") + 1, _random(3, 64, dtype="float32", seed=1)
+    found = kernel("layer_norm", name, "float32")(wide[:, 1:4], weight, None, 1e-6)
+    _close(found, formulas.layer_norm(wide[:, 1:4], weight, None, 1e-6), "float32")
+
+
+@pytest.mark.parametrize("name", candidates("add_layer_norm"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_add_layer_norm(name: str, dtype: str, tokens: int) -> None:
+    x, residual = _random(tokens, 80, dtype=dtype), 2 * _random(tokens, 80, dtype=dtype, seed=1)
+    weight, bias = _random(2, 80, dtype=dtype, seed=2)
+    total = (x.double() + residual.double()).to(x.dtype)
+    found = kernel("add_layer_norm", name, dtype)(x, residual, weight, bias, 1e-6)
+    assert torch.equal(residual, total)
+    _close(found, formulas.layer_norm(total, weight, bias, 1e-6), dtype)
+
+
 @pytest.mark.parametrize("name", candidates("rope"))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", TOKENS)
@@ -84,6 +117,16 @@ def test_gated_activation(name: str, dtype: str, tokens: int, activation: str) -
     found = kernel("gated_activation", name, dtype)(gate, up, activation)
     _close(found, formulas.activated(gate, activation) * up.double(), dtype)
     assert torch.equal(fused, before)
+
+
+@pytest.mark.parametrize("name", candidates("activation"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_activation(name: str, dtype: str, activation: str) -> None:
+    x = 3 * _random(63, 77, dtype=dtype)
+    before = x.clone()
+    _close(kernel("activation", name, dtype)(x, activation), formulas.activated(x, activation), dtype)
+    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("name", candidates("page_write"))

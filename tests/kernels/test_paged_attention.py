@@ -71,8 +71,7 @@ class Batch:
 
     def expected(self, scoring: Scoring) -> Tensor:
         """Return float64 [T, H, D]."""
-        rows = (formulas.attention(*row, scoring.scale, scoring.window, scoring.softcap) for row in self.rows)
-        return torch.cat(list(rows))
+        return torch.cat([formulas.attention(*row, scoring) for row in self.rows])
 
 
 def _close(found: Tensor, expected: Tensor, dtype: str) -> None:
@@ -109,6 +108,31 @@ def test_softcap(name: str, window: int | None) -> None:
     _close(found, expected, "float32")
     uncapped = batch.expected(Scoring(scale=0.5, window=window))
     assert (uncapped - expected).abs().max() > 0.1, "the cap has to matter here"
+
+
+@pytest.mark.parametrize("name", candidates("paged_attention"))
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("heads", [(9, 3, 64), (6, 6, 8)], ids=str)
+@pytest.mark.parametrize("terms", ["slopes", "sinks", "both"])
+def test_slopes_and_sinks(name: str, window: int | None, heads: tuple[int, int, int], terms: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    slopes = None if terms == "sinks" else 0.2 * torch.rand(heads[0], generator=generator)
+    sinks = None if terms == "slopes" else 3 * torch.randn(heads[0], generator=generator)
+    batch = Batch(MIXED, heads, "float32", window)
+    for softcap in (None, 3.0):
+        scoring = Scoring(scale=0.2, window=window, softcap=softcap, slopes=slopes, sinks=sinks)
+        _close(batch.run(name, "float32", scoring), batch.expected(scoring), "float32")
+    plain = batch.expected(Scoring(scale=0.2, window=window))
+    assert (plain - batch.expected(Scoring(scale=0.2, window=window, slopes=slopes, sinks=sinks))).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", candidates("paged_attention"))
+def test_a_sink_takes_part_of_a_single_key_and_does_not_overflow(name: str) -> None:
+    batch = Batch(((1, 1), (2, 2)), (2, 1, 8), "float32", None)
+    for sink, share in ((500.0, 0.0), (-500.0, 1.0)):
+        scoring = Scoring(scale=0.2, sinks=torch.full((2,), sink))
+        value = batch.rows[0][2].expand(1, 2, 8)
+        torch.testing.assert_close(batch.run(name, "float32", scoring)[:1], share * value)
 
 
 @pytest.mark.parametrize("name", candidates("paged_attention"))

@@ -8,16 +8,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from octavo.base.errors import ConfigError
-from octavo.nn.assembly import Destination
+from octavo.base.errors import CheckpointError, ConfigError
+from octavo.nn.assembly import Destination, Stored
 from octavo.nn.formats.base import WeightFormat
 from octavo.nn.formats.dense import DenseFormat
 from octavo.nn.heads import Heads
 from octavo.nn.linear import ColumnLinear, GateUpLinear, Linear, QKVLinear, ReplicatedLinear, RowLinear
 from octavo.nn.parallel.mesh import Axis, Mesh
 from octavo.nn.parallel.placement import place, share
+from octavo.worker.loader.assemble import assign_formats, destinations, finalize, materialize
+from octavo.worker.loader.assemble import place as place_layers
+from octavo.worker.loader.weights import Incoming, fill
 
 
 def meshes(size: int) -> list[Mesh]:
@@ -110,6 +113,39 @@ def test_fused_parts_keep_their_heads(size: int, weight_format: DenseFormat) -> 
         torch.testing.assert_close(q, products["q"][:, rank * local.query : (rank + 1) * local.query])
         torch.testing.assert_close(k, products["k"][:, first : first + local.kv])
         torch.testing.assert_close(v, products["v"][:, first : first + local.kv])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_parts_that_share_a_tensor_of_the_checkpoint(size: int, transposed: bool, groups: int) -> None:
+    rows = {name: torch.randn(2 * units, 3, 5) for name, units in (("q", 2), ("k", 1), ("v", 1))}
+    each = {name: len(heads) // groups for name, heads in rows.items()}
+    order = [rows[name][g * each[name] : (g + 1) * each[name]] for g in range(groups) for name in "qkv"]
+    weight = torch.cat(order).flatten(0, 1)
+    stored = {"weight": weight.T if transposed else weight, "bias": weight[:, 0]}
+    x = torch.randn(7, 5)
+    for mesh in meshes(size):
+        model = nn.ModuleDict({"qkv": QKVLinear(5, Heads(query=4, kv=2, dim=3), bias=True)})
+        assign_formats(model, lambda path: DenseFormat(dtype=torch.float32))
+        place_layers(model, mesh, torch.float32)
+        materialize(model, torch.device("cpu"))
+        names = {f"qkv.{part}": Stored(name="attn", groups=groups, transposed=transposed) for part in "qkv"}
+        targets, _ = destinations(model, names)
+        fill(targets, [_incoming(f"attn.{name}", tensor) for name, tensor in stored.items()], frozenset())
+        finalize(model)
+        for name, found in zip("qkv", model["qkv"](x), strict=True):
+            held = rows[name].chunk(size)[mesh.tensor.rank]
+            torch.testing.assert_close(found, torch.einsum("ti,hdi->thd", x, held) + held[..., 0])
+    with pytest.raises(CheckpointError, match=r"attn.bias is \[23\], but the config asks for \[24\]"):
+        fill(targets, [_incoming("attn.bias", weight[:-1, 0])], frozenset())
+
+
+def _incoming(name: str, tensor: Tensor) -> Incoming:
+    def read(cut: tuple[slice, ...], into: Tensor) -> None:
+        into.copy_(tensor[cut])
+
+    return Incoming(name=name, file="a test", shape=tuple(tensor.shape), read=read)
 
 
 def test_gate_and_up_are_cut_each_by_itself() -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.nn.heads import Heads
+from octavo.ops.paged_attention import Scoring
 from octavo.protocol.kept import Plane
 
 
@@ -23,7 +24,13 @@ class AttentionBackend(Protocol):
         ...
 
     def attend(
-        self, q: Tensor, planes: Mapping[str, Tensor], table: Tensor, query_starts: Tensor, lengths: Tensor
+        self,
+        q: Tensor,
+        planes: Mapping[str, Tensor],
+        table: Tensor,
+        query_starts: Tensor,
+        lengths: Tensor,
+        scoring: Scoring,
     ) -> Tensor:
         """Return [T, H, D] for q [T, H, D]; the step's own keys and values are in the pages already."""
         ...

@@ -12,17 +12,20 @@ BLOCKS = (16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNeeds:
-    """What a layer asks for. window: tokens it sees, None for all. softcap: see `Scoring`."""
+    """What a layer asks for. window: tokens it sees, None for all. softcap, alibi (slopes), sinks: see `Scoring`."""
 
     dtype: str
     head_dim: int
     window: int | None = None
     softcap: float | None = None
+    alibi: bool = False
+    sinks: bool = False
 
     @property
     def features(self) -> frozenset[str]:
         """The features that a backend must have."""
         asked = {"window": self.window is not None, "softcap": self.softcap is not None}
+        asked |= {"alibi": self.alibi, "sinks": self.sinks}
         return frozenset(name for name, wanted in asked.items() if wanted)
 
 

@@ -5,60 +5,97 @@ Shapes: T tokens, H query heads, K key/value heads, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from octavo.base.facts import ModelFacts
 from octavo.base.registry import import_path
-from octavo.nn.assembly import Binding
+from octavo.nn.assembly import Binding, Destination, parameter
+from octavo.nn.attention.alibi import Alibi
 from octavo.nn.attention.backend import AttentionBackend
 from octavo.nn.attention.capabilities import AttentionNeeds
 from octavo.nn.attention.select import select
 from octavo.nn.context import ForwardContext
 from octavo.nn.heads import Heads
-from octavo.nn.norm import RMSNorm
 from octavo.nn.parallel.mesh import Mesh
+from octavo.nn.parallel.placement import share
 from octavo.nn.rope import Rope
+from octavo.ops.paged_attention import Scoring
 from octavo.protocol.kept import KeptLayer, KeptTokens
 
 
 class Attention(nn.Module):
     """Causal attention over everything that layer `layer` of a sequence has kept, or over its last `window` tokens.
 
-    scale: of scores, 1 / sqrt(D) if not given. softcap: see `Scoring`. q_norm, k_norm: over each head, before the rotation.
+    scale: of scores, 1 / sqrt(D) if not given. softcap: see `Scoring`. sinks: whether it has them, as a weight. norms: of q and
+    k, over each head, before the rotation.
     """
+
+    sinks: nn.Parameter | None
 
     def __init__(
         self,
         layer: int,
         heads: Heads,
-        rope: Rope | None,
+        positions: Rope | Alibi | None,
         *,
         window: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
-        norms: tuple[RMSNorm, RMSNorm] | None = None,
+        sinks: bool = False,
+        norms: tuple[nn.Module, nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.layer = layer
         self.heads = heads
-        self.rope = rope
+        self.alibi = positions if isinstance(positions, Alibi) else None
+        self.rope = None if isinstance(positions, Alibi) else positions
         self.window = window
         self.scale = heads.dim**-0.5 if scale is None else scale
         self.softcap = softcap
+        self.has_sinks = sinks
         self.q_norm, self.k_norm = (None, None) if norms is None else norms
 
     def place(self, mesh: Mesh, dtype: torch.dtype) -> None:
-        """Settle how many heads are here."""
+        """Settle which heads are here."""
         self.local = self.heads.local(mesh)
+        self.held = share(self.heads.query, mesh.tensor)
+        self.sinks = parameter((self.local.query,), dtype) if self.has_sinks else None
 
     def bind(self, binding: Binding) -> None:
         """Choose the backend."""
-        needs = AttentionNeeds(dtype=binding.dtype, head_dim=self.heads.dim, window=self.window, softcap=self.softcap)
+        needs = AttentionNeeds(
+            dtype=binding.dtype,
+            head_dim=self.heads.dim,
+            window=self.window,
+            softcap=self.softcap,
+            alibi=self.alibi is not None,
+            sinks=self.has_sinks,
+        )
         selection = select(needs, binding.facts, binding.attention)
         binding.note(selection.reason)
         self.blocks = selection.backend.blocks
-        self.backend: AttentionBackend = import_path(selection.backend.path)(needs, self.scale, binding.kernels)
+        self.backend: AttentionBackend = import_path(selection.backend.path)(needs, binding.kernels)
+        self.device = binding.device
+
+    def destinations(self) -> Mapping[str, Destination]:
+        """Return `sinks`, if there are any."""
+        if self.sinks is None:
+            return {}
+        cut = (slice(self.held.start, self.held.stop),)
+        return {"sinks": Destination(tensor=self.sinks, shape=(self.heads.query,), cut=cut)}
+
+    def finalize(self) -> None:
+        """Settle how scores are made, now that the sinks have their memory."""
+        slopes = None
+        if self.alibi is not None:
+            held = self.alibi.slopes[self.held.start : self.held.stop]
+            slopes = torch.tensor(held, dtype=torch.float32, device=self.device)
+        self.scoring = Scoring(
+            scale=self.scale, window=self.window, softcap=self.softcap, slopes=slopes, sinks=self.sinks
+        )
 
     def kept(self) -> KeptLayer:
         """Return what the layer keeps between steps."""
@@ -75,9 +112,12 @@ class Attention(nn.Module):
             self.rope(q, k, ctx.positions)
         self.backend.write(k, v, pages.planes, group.write_pages[:, column], group.write_offsets)
         table = group.table[:, column :: group.pages_per_block]
-        return self.backend.attend(q, pages.planes, table, ctx.query_starts, ctx.lengths).flatten(1)
+        attended = self.backend.attend(q, pages.planes, table, ctx.query_starts, ctx.lengths, self.scoring)
+        return attended.flatten(1)
 
 
-def window_of(facts: ModelFacts, layer: int) -> int | None:
-    """Return how many tokens a layer sees, None for all."""
-    return facts.sliding_window if facts.layer_kinds and facts.layer_kinds[layer] == "sliding" else None
+def window_of(facts: ModelFacts, layer: int, slides: bool) -> int | None:
+    """Return how many tokens a layer sees, None for all. slides: by the architecture's rule, where the config lists no kinds."""
+    if facts.layer_kinds:
+        slides = facts.layer_kinds[layer] == "sliding"
+    return facts.sliding_window if slides else None

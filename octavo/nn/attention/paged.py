@@ -17,9 +17,8 @@ from octavo.protocol.kept import Plane
 class PagedBackend:
     """Keys and values in two planes, `key` and `value`, in the model's dtype."""
 
-    def __init__(self, needs: AttentionNeeds, scale: float, kernels: Kernels) -> None:
+    def __init__(self, needs: AttentionNeeds, kernels: Kernels) -> None:
         self._dtype = needs.dtype
-        self._scoring = Scoring(scale=scale, window=needs.window, softcap=needs.softcap)
         self._page_write = kernels.page_write
         self._paged_attention = kernels.paged_attention
 
@@ -36,7 +35,13 @@ class PagedBackend:
         self._page_write(key, value, planes["key"], planes["value"], pages, offsets)
 
     def attend(
-        self, q: Tensor, planes: Mapping[str, Tensor], table: Tensor, query_starts: Tensor, lengths: Tensor
+        self,
+        q: Tensor,
+        planes: Mapping[str, Tensor],
+        table: Tensor,
+        query_starts: Tensor,
+        lengths: Tensor,
+        scoring: Scoring,
     ) -> Tensor:
         """See `AttentionBackend.attend`."""
-        return self._paged_attention(q, planes["key"], planes["value"], table, query_starts, lengths, self._scoring)
+        return self._paged_attention(q, planes["key"], planes["value"], table, query_starts, lengths, scoring)

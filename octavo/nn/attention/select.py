@@ -13,7 +13,9 @@ from octavo.nn.attention.capabilities import AttentionNeeds, Capabilities
 # In order of preference; the last fits everywhere.
 BACKENDS = (
     Capabilities(
-        name="torch", path="octavo.nn.attention.paged:PagedBackend", features=frozenset(("window", "softcap"))
+        name="torch",
+        path="octavo.nn.attention.paged:PagedBackend",
+        features=frozenset(("window", "softcap", "alibi", "sinks")),
     ),
 )
 

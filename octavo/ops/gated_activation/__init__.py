@@ -1,4 +1,4 @@
-"""The gate of a gated MLP (Shazeer 2020).
+"""The activation of an MLP, and that of one with a gate (Shazeer 2020).
 
 Shapes: T tokens, I intermediate features.
 """
@@ -13,6 +13,14 @@ from octavo.base.facts import Activation
 from octavo.ops.candidate import Candidate, Op
 
 
+class ActivationOf(Protocol):
+    """Activate."""
+
+    def __call__(self, x: Tensor, activation: Activation) -> Tensor:
+        """Return `activation(x)` [T, I], computed in float32 and rounded once."""
+        ...
+
+
 class GatedActivation(Protocol):
     """Activate the gate and multiply."""
 
@@ -21,6 +29,9 @@ class GatedActivation(Protocol):
         ...
 
 
+ACTIVATION = Op(
+    name="activation", candidates=(Candidate(name="torch", path="octavo.ops.gated_activation.reference:activation"),)
+)
 GATED_ACTIVATION = Op(
     name="gated_activation",
     candidates=(Candidate(name="torch", path="octavo.ops.gated_activation.reference:gated_activation"),),

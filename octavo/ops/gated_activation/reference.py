@@ -1,4 +1,4 @@
-"""Gated activation in plain torch."""
+"""Activations in plain torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.base.facts import Activation
+
+
+def activation(x: Tensor, activation: Activation) -> Tensor:
+    """See `ActivationOf`."""
+    return _activate(x.float(), activation).to(x.dtype)
 
 
 def gated_activation(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

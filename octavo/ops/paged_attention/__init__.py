@@ -14,13 +14,19 @@ from torch import Tensor
 from octavo.ops.candidate import Candidate, Op
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scoring:
-    """How scores are made: scaled, optionally capped as `softcap * tanh(score / softcap)`, and seen within `window` tokens."""
+    """How scores are made: scaled, optionally capped as `softcap * tanh(score / softcap)`, and seen within `window` tokens.
+
+    slopes: float32 [H], what is taken off a score for each token between key and query (Press et al. 2021, ALiBi).
+    sinks: [H], the score of a token that every query sees and that has no value (Xiao et al. 2023, gpt-oss).
+    """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    slopes: Tensor | None = None
+    sinks: Tensor | None = None
 
 
 class PagedAttention(Protocol):

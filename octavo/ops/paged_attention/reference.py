@@ -9,6 +9,8 @@ N queries of a row, S tokens they see, M pages that hold these.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -46,11 +48,11 @@ def paged_attention(
             out_TKGD[first] = _decode(q_TKGD[first], key_pages, value_pages, seen, span, scoring)
             continue
         index = torch.tensor(seen, device=q.device)
-        for head in range(num_heads):
+        for head, of_head in enumerate(_by_head(scoring, num_heads)):
             keys, values = (
                 pool[:, head].index_select(0, index).flatten(0, 1)[span].float() for pool in (key_pages, value_pages)
             )
-            _chunk(q_TKGD[first:last, head], keys, values, scoring, out_TKGD[first:last, head])
+            _chunk(q_TKGD[first:last, head], keys, values, of_head, out_TKGD[first:last, head])
     return out
 
 
@@ -61,7 +63,8 @@ def _decode(
     q_KGD = q_KGD.float() * scoring.scale
     keys, values = _views(key_pages.mT, seen, span, 2), _views(value_pages, seen, span, 1)
     scores = torch.cat([torch.bmm(q_KGD, view.float()) for view in keys], -1)
-    weights = _capped(scores, scoring).softmax(-1).split([view.shape[1] for view in values], -1)
+    distances = torch.arange(scores.shape[-1] - 1, -1, -1, device=q_KGD.device)
+    weights = _weights(scores, distances, scoring).split([view.shape[1] for view in values], -1)
     out_KGD = torch.zeros_like(q_KGD)
     for weight, view in zip(weights, values, strict=True):
         out_KGD.baddbmm_(weight, view.float())
@@ -86,15 +89,31 @@ def _chunk(q_NGD: Tensor, keys_SD: Tensor, values_SD: Tensor, scoring: Scoring, 
         last = min(first + step, num_queries)
         begin = 0 if scoring.window is None else max(0, cached + first + 1 - scoring.window)
         seen, own = places[begin : cached + last], places[cached + first : cached + last, None, None]
-        hidden = seen > own
+        distances = own - seen
+        hidden = distances < 0
         if scoring.window is not None:
-            hidden |= seen <= own - scoring.window
+            hidden |= distances >= scoring.window
         scores = torch.matmul(q_NGD[first:last].float() * scoring.scale, keys_SD[begin : cached + last].T)
-        weights = _capped(scores, scoring).masked_fill_(hidden, float("-inf")).softmax(-1)
+        weights = _weights(scores, distances, scoring, hidden)
         out_NGD[first:last] = torch.matmul(weights, values_SD[begin : cached + last])
 
 
-def _capped(scores: Tensor, scoring: Scoring) -> Tensor:
-    if scoring.softcap is None:
-        return scores
-    return scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
+def _by_head(scoring: Scoring, num_heads: int) -> list[Scoring]:
+    """Return each key head's part: slopes and sinks of the G query heads that share it."""
+    slopes = [None] * num_heads if scoring.slopes is None else scoring.slopes.chunk(num_heads)
+    sinks = [None] * num_heads if scoring.sinks is None else scoring.sinks.chunk(num_heads)
+    return [replace(scoring, slopes=slopes[head], sinks=sinks[head]) for head in range(num_heads)]
+
+
+def _weights(scores: Tensor, distances: Tensor, scoring: Scoring, hidden: Tensor | None = None) -> Tensor:
+    """Return the softmax of scores [..., G, S], which are overwritten. distances, hidden: broadcast against them."""
+    if scoring.softcap is not None:
+        scores = scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
+    if scoring.slopes is not None:
+        scores -= scoring.slopes.view(-1, scores.shape[-2], 1) * distances
+    if hidden is not None:
+        scores = scores.masked_fill_(hidden, float("-inf"))
+    if scoring.sinks is None:
+        return scores.softmax(-1)
+    sinks = scoring.sinks.float().view(-1, scores.shape[-2], 1).expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from octavo.base.errors import CheckpointError, ConfigError
+from octavo.checkpoint.config_keys import settle_extras
 from octavo.checkpoint.record import Checkpoint
 from octavo.device.base import Device
 from octavo.models.registry import load_model
-from octavo.nn.assembly import Assigned, Binding, Bound, Destination, Filled, Finalized, Placed
+from octavo.nn.assembly import Assigned, Binding, Bound, Filled, Finalized, Placed, Stored
 from octavo.nn.attention.layer import Attention
 from octavo.nn.decoder import CausalLM
 from octavo.nn.formats.base import WeightFormat
@@ -26,7 +27,10 @@ from octavo.ops.registry import Kernels, bind
 from octavo.protocol.kept import KeptLayer
 from octavo.worker.loader.dummy import dummy_weights
 from octavo.worker.loader.gguf_weights import gguf_weights
-from octavo.worker.loader.weights import Incoming, fill, safetensors_weights
+from octavo.worker.loader.weights import Incoming, Target, fill, safetensors_weights
+
+# The number of a layer, an expert or a head in a module's path.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,8 @@ def assemble(
     """
     torch_dtype, mesh, forced = getattr(torch, dtype), Mesh(), dict(overrides or {})
     with torch.device("meta"):
-        model = load_model(checkpoint.facts.architecture)(checkpoint.facts)
+        model_class = load_model(checkpoint.facts.architecture)
+        model = model_class(settle_extras(checkpoint.facts, model_class.config_keys))
     assign_formats(model, lambda path: DenseFormat(dtype=torch_dtype))
     place(model, mesh, torch_dtype)
     attention = forced.pop("attention", None)
@@ -120,26 +125,27 @@ def finalize(model: nn.Module) -> None:
             module.finalize()
 
 
-def destinations(model: nn.Module, names: Mapping[str, str]) -> tuple[dict[str, Destination], frozenset[str]]:
-    """Return destinations by name in the checkpoint, and the names of modules in the model's table that hold nothing.
+def destinations(model: nn.Module, names: Mapping[str, str | Stored]) -> tuple[dict[str, Target], frozenset[str]]:
+    """Return targets by name in the checkpoint, and the names of modules in the model's table that hold nothing.
 
     Such a module is a head that is tied to the embedding: files may hold its weight all the same.
     """
-    targets: dict[str, Destination] = {}
-    unused = set(names)
+    table = {path: name if isinstance(name, Stored) else Stored(name=name) for path, name in names.items()}
+    targets: dict[str, Target] = {}
+    unused = set(table)
     for path, module in model.named_modules():
-        for leaf, target in module.destinations().items() if isinstance(module, Filled) else ():
+        for leaf, part in module.destinations().items() if isinstance(module, Filled) else ():
             whole, _, suffix = f"{path}.{leaf}".rpartition(".")
-            pattern = re.sub(r"(?<=\.)\d+(?=\.)", "{}", whole)
-            assert pattern in names, f"the model file names no checkpoint tensor for {pattern}"
+            pattern = _NUMBER.sub("{}", whole)
+            assert pattern in table, f"the model file names no checkpoint tensor for {pattern}"
             unused.discard(pattern)
-            targets[names[pattern].format(*re.findall(r"(?<=\.)\d+(?=\.)", whole)) + f".{suffix}"] = target
-    return targets, frozenset(names[pattern] for pattern in unused)
+            name = table[pattern].name.format(*_NUMBER.findall(whole)) + f".{suffix}"
+            shared = targets[name].parts if name in targets else ()
+            targets[name] = Target(stored=table[pattern], parts=(*shared, part))
+    return targets, frozenset(table[pattern].name for pattern in unused)
 
 
-def _source(
-    checkpoint: Checkpoint, load_format: str, targets: Mapping[str, Destination], seed: int
-) -> Iterator[Incoming]:
+def _source(checkpoint: Checkpoint, load_format: str, targets: Mapping[str, Target], seed: int) -> Iterator[Incoming]:
     kind = checkpoint.kind if load_format == "auto" else load_format
     if kind == "dummy":
         return dummy_weights(targets, seed)

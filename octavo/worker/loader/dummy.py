@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from octavo.nn.assembly import Destination
-from octavo.worker.loader.weights import Incoming
+from octavo.worker.loader.weights import Incoming, Target
 
 
-def dummy_weights(targets: Mapping[str, Destination], seed: int) -> Iterator[Incoming]:
-    """Yield a random tensor for every destination. Each depends on the seed and its own name only.
+def dummy_weights(targets: Mapping[str, Target], seed: int) -> Iterator[Incoming]:
+    """Yield a random tensor for every target. Each depends on the seed and its own name only.
 
     Matrices keep the size of what they multiply, norm weights are near 1, biases near 0.
     """

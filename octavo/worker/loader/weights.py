@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from octavo.base.errors import CheckpointError
-from octavo.nn.assembly import Destination
+from octavo.nn.assembly import Destination, Stored
 
 # Endings of tensors that old checkpoints carry and nobody needs: they follow from the config.
 _HARMLESS = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
@@ -27,7 +27,41 @@ class Incoming:
     read: Callable[[tuple[slice, ...], Tensor], None]
 
 
-def fill(targets: Mapping[str, Destination], incoming: Iterable[Incoming], unused: frozenset[str]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A tensor that the checkpoint should have, and the destinations that share it; `stored` says how they lie in it."""
+
+    stored: Stored
+    parts: tuple[Destination, ...]
+
+    @property
+    def _alone(self) -> bool:
+        return len(self.parts) == 1 and not self.stored.transposed
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape in the checkpoint."""
+        if self._alone:
+            return self.parts[0].shape
+        first, rest = sum(part.shape[0] for part in self.parts), self.parts[0].shape[1:]
+        return (*rest, first) if self.stored.transposed else (first, *rest)
+
+    def fill(self, read: Callable[[tuple[slice, ...], Tensor], None]) -> None:
+        """Bring every destination its share of the tensor that `read` reads."""
+        if self._alone:
+            read(self.parts[0].cut, self.parts[0].tensor)
+            return
+        whole = self.parts[0].tensor.new_empty(self.shape)
+        read((), whole)
+        groups = (whole.mT if self.stored.transposed and whole.ndim > 1 else whole).unflatten(
+            0, (self.stored.groups, -1)
+        )
+        shares = groups.split([part.shape[0] // self.stored.groups for part in self.parts], 1)
+        for part, share in zip(self.parts, shares, strict=True):
+            part.tensor.copy_(share.flatten(0, 1)[part.cut])
+
+
+def fill(targets: Mapping[str, Target], incoming: Iterable[Incoming], unused: frozenset[str]) -> None:
     """Read every tensor into its destination. targets: by name in the checkpoint. unused: names of modules without tensors.
 
     Raises CheckpointError naming the tensor that is missing, unexpected, there twice or of another shape.
@@ -45,7 +79,7 @@ def fill(targets: Mapping[str, Destination], incoming: Iterable[Incoming], unuse
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} is {list(tensor.shape)}, but the config asks for {list(target.shape)}"
             )
-        tensor.read(target.cut, target.tensor)
+        target.fill(tensor.read)
     if waiting:
         more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
         raise CheckpointError(f"tensors are missing: {', '.join(list(waiting)[:_NAMED])}{more}")

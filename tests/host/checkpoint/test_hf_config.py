@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from octavo.base.errors import CheckpointError
 from octavo.base.facts import ModelFacts, RopeFacts
+from octavo.checkpoint.config_keys import settle_extras
 from octavo.checkpoint.hf_config import read_hf_facts
 
 BASE: dict[str, Any] = {
@@ -42,7 +44,7 @@ def test_llama(tmp_path: Path):
     assert found == ModelFacts(
         architecture="LlamaForCausalLM", dtype="bfloat16", vocab_size=100, hidden_size=64, intermediate_size=96,
         num_layers=4, num_heads=8, num_kv_heads=2, head_dim=8, max_position=512, norm_eps=1e-5,
-        rope=RopeFacts(dim=8, theta=1234.5), layer_kinds=("full",) * 4, tie_embeddings=True, attention_bias=True,
+        rope=RopeFacts(dim=8, theta=1234.5), tie_embeddings=True, attention_bias=True,
         bos_token_id=3, eos_token_ids=(2,),
     )  # fmt: skip
 
@@ -106,32 +108,130 @@ def test_rope(tmp_path: Path, changes: dict[str, Any], expected: RopeFacts):
     assert read(tmp_path, **changes).rope == expected
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+GROWTH = 0.1 * math.log(4.0)
+LONG = {"short_factor": [1.0, 1.0, 1.5, 2], "long_factor": [1, 2, 4, 8.5]}
+LOCAL = {"rope_type": "default", "rope_theta": 10.0}
+
+
 @pytest.mark.parametrize(
-    ("changes", "window", "kinds"),
+    ("changes", "expected"),
     [
-        (MISTRAL, 4096, "ssss"),
-        (MISTRAL | {"sliding_window": 100}, 100, "ssss"),
-        (MISTRAL | {"sliding_window": None}, None, "ffff"),
-        (QWEN3 | {"sliding_window": 100}, None, "ffff"),
-        (QWEN3 | {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 3}, 100, "fffs"),
-        (QWEN3 | {"sliding_window": 100, "use_sliding_window": True}, None, "ffff"),
-        (QWEN3 | {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 1}, None, "ffff"),
         (
-            QWEN3
-            | {"sliding_window": 9, "use_sliding_window": True}
-            | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]},
-            9,
-            "sfsf",
+            {"rope_scaling": {"type": "dynamic", "factor": 3.0}},
+            RopeFacts(dim=8, theta=1234.5, kind="dynamic", factor=3.0, original_max_position=512),
         ),
-        ({"sliding_window": 100}, None, "ffff"),
+        (
+            {"rope_parameters": YARN},
+            RopeFacts(
+                dim=8, theta=1234.5, kind="yarn", factor=4.0, original_max_position=128, attention_factor=GROWTH + 1
+            ),
+        ),
+        (
+            {"rope_parameters": YARN | {"mscale": 0.5, "mscale_all_dim": 2.0, "beta_fast": 16, "truncate": False}},
+            RopeFacts(
+                dim=8, theta=1234.5, kind="yarn", factor=4.0, original_max_position=128, beta_fast=16.0, truncate=False,
+                mscale=0.5, mscale_all_dim=2.0, attention_factor=(0.5 * GROWTH + 1) / (2 * GROWTH + 1),
+            ),
+        ),
+        (
+            {"rope_scaling": {"type": "su"} | LONG, "original_max_position_embeddings": 64},
+            RopeFacts(
+                dim=8, theta=1234.5, kind="longrope", factor=8.0, original_max_position=64,
+                attention_factor=math.sqrt(1.5), short_factors=(1.0, 1.0, 1.5, 2.0), long_factors=(1.0, 2.0, 4.0, 8.5),
+            ),
+        ),
+    ],
+)  # fmt: skip
+def test_stretched_rope(tmp_path: Path, changes: dict[str, Any], expected: RopeFacts):
+    found = read(tmp_path, **changes)
+    assert (found.rope, found.max_position) == (expected, 512)
+
+
+def test_yarn_makes_the_context_as_long_as_it_stretches(tmp_path: Path):
+    found = read(tmp_path, rope_parameters={"rope_type": "yarn", "factor": 4.0})
+    assert (found.rope.original_max_position, found.max_position) == (512, 2048)
+
+
+@pytest.mark.parametrize(
+    ("changes", "full", "sliding"),
+    [
+        (
+            {"rope_parameters": {"full_attention": YARN, "sliding_attention": LOCAL}},
+            ("yarn", 1234.5),
+            ("default", 10.0),
+        ),
+        ({"rope_parameters": {"sliding_attention": LOCAL}}, ("default", 1234.5), ("default", 10.0)),
+        ({"rope_parameters": {"full_attention": YARN}}, ("yarn", 1234.5), None),
+        ({"rope_scaling": YARN, "rope_local_base_freq": 11}, ("yarn", 1234.5), ("default", 11.0)),
     ],
 )
-def test_sliding_windows_by_each_architectures_rule(
-    tmp_path: Path, changes: dict[str, Any], window: int | None, kinds: str
-):
+def test_rope_of_layers_that_slide(tmp_path: Path, changes: dict[str, Any], full: Any, sliding: Any):
     found = read(tmp_path, **changes)
-    assert found.sliding_window == window
-    assert "".join(kind[0] for kind in found.layer_kinds) == kinds
+    assert (found.rope.kind, found.rope.theta) == full
+    assert (found.sliding_rope and (found.sliding_rope.kind, found.sliding_rope.theta)) == sliding
+
+
+def test_other_names_of_common_keys(tmp_path: Path):
+    gone = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    changes = dict.fromkeys((*gone, "max_position_embeddings", "rms_norm_eps"), "absent")
+    changes |= {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": None, "n_positions": 77, "layer_norm_epsilon": 1e-3}
+    found = read(tmp_path, **changes, activation_function="gelu_new")
+    assert (found.hidden_size, found.num_layers, found.num_heads, found.num_kv_heads, found.head_dim) == (
+        32,
+        3,
+        4,
+        4,
+        8,
+    )
+    assert (found.intermediate_size, found.max_position, found.norm_eps) == (128, 77, 1e-3)
+    assert found.activation == "gelu_tanh"
+    with pytest.raises(CheckpointError, match="'n_head' must be at least 1"):
+        read(tmp_path, **changes | {"n_head": 0})
+    assert read(tmp_path, hidden_act="relu", hidden_activation="gelu").activation == "gelu"
+
+
+def test_layer_kinds_are_those_that_are_listed(tmp_path: Path):
+    listed = ["sliding_attention", "full_attention", "sliding_attention", "linear_attention"]
+    found = read(tmp_path, layer_types=listed, sliding_window=9)
+    assert (found.layer_kinds, found.sliding_window) == (("sliding", "full", "sliding", "linear"), 9)
+    assert read(tmp_path, **MISTRAL).sliding_window == 4096
+    assert read(tmp_path, **MISTRAL, sliding_window=None).sliding_window is None
+
+
+def test_extras_are_what_is_neither_common_nor_harmless(tmp_path: Path):
+    harmless = {
+        "transformers_version": "5",
+        "attention_dropout": 0.1,
+        "_name_or_path": "x",
+        "top_k": 3,
+        "use_cache": True,
+    }
+    assert read(tmp_path, **harmless, num_experts=8, logit_scale=1.0).extras == {"num_experts": 8, "logit_scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("alibi", True), ("num_experts", 1), ("logit_scale", 0.5), ("quantization_config", {"quant_method": "awq"})],
+)
+def test_a_key_that_a_model_does_not_know_is_refused(tmp_path: Path, key: str, value: Any):
+    facts = read(tmp_path, **{key: value, "other": 2})
+    with pytest.raises(CheckpointError, match=f"config key '{key}' is .* not support for LlamaForCausalLM") as error:
+        settle_extras(facts, {"other": 1})
+    assert error.value.field == key
+    assert settle_extras(facts, {"other": 1, key: None, "third": 3}).extras == {key: value, "other": 2, "third": 3}
+
+
+def test_neutral_values_are_let_pass(tmp_path: Path):
+    neutral = {"alibi": False, "num_experts": 0, "logit_scale": 1.0, "no_rope_layers": [], "mup": None, "experts": {}}
+    assert settle_extras(read(tmp_path, **neutral), {"mup": 3}).extras["mup"] is None
+
+
+def test_overrides_change_keys_on_purpose(tmp_path: Path):
+    read(tmp_path, alibi=True, hidden_act="relu")
+    found = read_hf_facts(tmp_path, overrides={"alibi": None, "max_position_embeddings": 9, "hidden_act": "silu"})
+    assert (found.extras, found.max_position, found.activation) == ({"alibi": None}, 9, "silu")
+    assert read_hf_facts(tmp_path, overrides={"architectures": ["Qwen3ForCausalLM"]}).head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -147,15 +247,16 @@ def test_sliding_windows_by_each_architectures_rule(
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"vocab_size": "absent"}, "vocab_size"),
         ({"hidden_act": "mish"}, "hidden_act"),
         ({"torch_dtype": "int8"}, "torch_dtype"),
         ({"dtype": 3}, "dtype"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "factor"),
+        ({"rope_scaling": {"type": "longrope"}}, "short_factor"),
+        ({"rope_scaling": {"type": "longrope"} | LONG | {"long_factor": [1.0] * 8}}, "long_factor"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2, "mscale": 1.5}}, "mscale"),

@@ -217,3 +217,8 @@ def test_an_unreadable_template_is_named(tmp_path: Path):
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja: cannot be read"):
         opened(folder)
+
+
+def test_overrides_are_of_config_json(tmp_path: Path, demo_gguf: Path):
+    with pytest.raises(ConfigError, match="a GGUF file has none"):
+        open_checkpoint(ModelConfig(model=str(demo_gguf), hf_overrides={"hidden_size": 3}))

@@ -108,6 +108,8 @@ def test_the_model_with_its_flag_and_the_spellings_of_vllm() -> None:
         (["--max-num-seqs", "2.5"], "--max-num-seqs: must be a whole number, not '2.5'"),
         (["--shutdown-timeout", "nan"], "--shutdown-timeout: must be a number, not 'nan'"),
         (["--max-model"], "unknown flag --max-model;"),
+        (["--hf-overrides", "[1]"], "--hf-overrides: must be a JSON object, not '[1]'"),
+        (["--hf-overrides", "rope"], "--hf-overrides: must be a JSON object, not 'rope'"),
     ],
 )
 def test_wrong_command_lines(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -135,6 +137,7 @@ def test_out_of_range(arguments: list[str], field: str, span: str) -> None:
 def test_command_line_is_the_inverse_of_parsing() -> None:
     options = {"model": "a b", "max_model_len": 64, "enable_prefix_caching": False, "skip_tokenizer_init": True}
     options |= {"scheduling_policy": "priority", "gpu_memory_utilization": 0.25}
+    options |= {"hf_overrides": {"rope_scaling": None, "a b": [1, "x"]}}
     parsed = _parse(*command_line(options))
     assert given_options(parsed) == options
     named = _parse(*command_line({"served_model_name": ("x", "y")}))

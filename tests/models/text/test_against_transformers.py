@@ -178,8 +178,6 @@ def test_facts_of_configurations(tmp_path: Path, name: str, changes: dict[str, A
     assert facts.rope.factor == config.rope_parameters.get("factor", 1.0)
     if facts.rope.kind == "llama3":
         assert facts.rope.original_max_position == config.rope_parameters["original_max_position_embeddings"]
-    if name == "Qwen3":
-        assert [f"{kind}_attention" for kind in facts.layer_kinds] == config.layer_types
     if name == "Mistral":
         assert facts.sliding_window == config.sliding_window
 

@@ -1,0 +1,39 @@
+"""Layer normalization (Ba, Kiros & Hinton 2016), alone and with the residual sum before it.
+
+Shapes: T tokens, N features, H heads; leading dimensions may be more.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.ops.candidate import Candidate, Op
+
+
+class LayerNorm(Protocol):
+    """Normalize the last dimension."""
+
+    def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """Return `(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` [..., N], computed in float32 and rounded once.
+
+        weight, bias: [N], or [H, N] for an x [..., H, N] whose heads have their own; None is 1 and 0.
+        """
+        ...
+
+
+class AddLayerNorm(Protocol):
+    """Add to the residual stream, then normalize."""
+
+    def __call__(self, x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        """Add x [T, N] to residual [T, N] in place and return the residual normalized as by `LayerNorm`."""
+        ...
+
+
+LAYER_NORM = Op(
+    name="layer_norm", candidates=(Candidate(name="torch", path="octavo.ops.layer_norm.reference:layer_norm"),)
+)
+ADD_LAYER_NORM = Op(
+    name="add_layer_norm", candidates=(Candidate(name="torch", path="octavo.ops.layer_norm.reference:add_layer_norm"),)
+)
