@@ -61,7 +61,7 @@ def extra_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in config.items()
-        if not (key in COMMON or key in _HARMLESS or key.startswith("_") or key.endswith(_HARMLESS_ENDINGS))
+        if not (key in COMMON or key in _HARMLESS or key.endswith(_HARMLESS_ENDINGS))
     }
 
 
@@ -71,7 +71,12 @@ def settle_extras(facts: ModelFacts, declared: Mapping[str, Any]) -> ModelFacts:
     Raises CheckpointError naming a key that the model does not know and whose value is not neutral.
     """
     for key, value in facts.extras.items():
-        if key in declared or value in (None, False, 0, [], {}, "") or (key in _FACTORS and value == 1):
+        if (
+            key in declared
+            or key.startswith("_")
+            or value in (None, False, 0, [], {}, "")
+            or (key in _FACTORS and value == 1)
+        ):
             continue
         raise CheckpointError(
             f"config key {key!r} is {value!r}, which Octavo does not support for {facts.architecture}; "
