@@ -46,7 +46,7 @@ _HARMLESS: Final = frozenset({
     "diversity_penalty", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
     "early_stopping", "num_return_sequences", "output_scores", "return_dict_in_generate", "remove_invalid_values",
     "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id",
-    "forced_eos_token_id", "sep_token_id", "decoder_start_token_id",
+    "forced_eos_token_id", "sep_token_id", "decoder_start_token_id", "predict_special_tokens",
 })  # fmt: skip
 _HARMLESS_ENDINGS: Final = ("dropout", "_drop", "_pdrop", "dropout_prob", "_token_index")
 # Factors: one changes nothing.

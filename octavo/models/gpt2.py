@@ -59,8 +59,8 @@ class GPT2LMHeadModel(nn.Module):
         "decoder.layers.{}.attention.qkv.k": _QKV,
         "decoder.layers.{}.attention.qkv.v": _QKV,
         "decoder.layers.{}.attention.out": Stored(name=f"{_ATTENTION}.c_proj", transposed=True),
-        # Files hold the causal mask, as `bias`.
-        "decoder.layers.{}.attention.mask": _ATTENTION,
+        # The causal mask, as `bias`.
+        "decoder.layers.{}.attention.mask": Stored(name=_ATTENTION, ignored=True),
         "decoder.layers.{}.mlp_norm": "transformer.h.{}.ln_2",
         "decoder.layers.{}.mlp.up": Stored(name="transformer.h.{}.mlp.c_fc", transposed=True),
         "decoder.layers.{}.mlp.down": Stored(name="transformer.h.{}.mlp.c_proj", transposed=True),

@@ -68,8 +68,8 @@ class GPTNeoXForCausalLM(nn.Module):
             "decoder.layers.{}.attention.qkv.k": qkv,
             "decoder.layers.{}.attention.qkv.v": qkv,
             "decoder.layers.{}.attention.out": "gpt_neox.layers.{}.attention.dense",
-            # Files hold the causal mask, as `bias`.
-            "decoder.layers.{}.attention.mask": "gpt_neox.layers.{}.attention",
+            # The causal mask, as `bias`.
+            "decoder.layers.{}.attention.mask": Stored(name="gpt_neox.layers.{}.attention", ignored=True),
             "decoder.layers.{}.mlp_norm": "gpt_neox.layers.{}.post_attention_layernorm",
             "decoder.layers.{}.mlp.up": "gpt_neox.layers.{}.mlp.dense_h_to_4h",
             "decoder.layers.{}.mlp.down": "gpt_neox.layers.{}.mlp.dense_4h_to_h",
