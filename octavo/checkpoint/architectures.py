@@ -39,6 +39,31 @@ _ROWS: Final = {
         "octavo.models.qwen3:Qwen3ForCausalLM", "qwen3",
         max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=32, head_dim=128, sliding_window=4096,
     ),
+    "FalconForCausalLM": _row(
+        "octavo.models.falcon:FalconForCausalLM", "falcon", max_position_embeddings=2048, rms_norm_eps=1e-5,
+        intermediate_size=None, hidden_act="gelu", tie_word_embeddings=True, bos_token_id=11, eos_token_id=11,
+    ),
+    "GPT2LMHeadModel": _row(
+        "octavo.models.gpt2:GPT2LMHeadModel", "gpt2", max_position_embeddings=1024, rms_norm_eps=1e-5,
+        intermediate_size=None, hidden_act="gelu_new", tie_word_embeddings=True, bos_token_id=50256, eos_token_id=50256,
+    ),
+    "GPTNeoXForCausalLM": _row(
+        "octavo.models.gpt_neox:GPTNeoXForCausalLM", "gpt_neox", max_position_embeddings=2048, rms_norm_eps=1e-5,
+        hidden_act="gelu", partial_rotary_factor=0.25, attention_bias=True, bos_token_id=0, eos_token_id=2,
+    ),
+    "OPTForCausalLM": _row(
+        "octavo.models.opt:OPTForCausalLM", "opt", max_position_embeddings=2048, rms_norm_eps=1e-5, hidden_act="relu",
+        tie_word_embeddings=True, bos_token_id=2, eos_token_id=2, pad_token_id=1,
+    ),
+    "StableLmForCausalLM": _row(
+        "octavo.models.stablelm:StableLmForCausalLM", "stablelm", max_position_embeddings=4096, rms_norm_eps=1e-5,
+        num_key_value_heads=32, partial_rotary_factor=0.25, bos_token_id=0, eos_token_id=0,
+    ),
+    "Starcoder2ForCausalLM": _row(
+        "octavo.models.starcoder2:Starcoder2ForCausalLM", "starcoder2", max_position_embeddings=4096, rms_norm_eps=1e-5,
+        num_key_value_heads=2, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, bos_token_id=50256,
+        eos_token_id=50256,
+    ),
 }  # fmt: skip
 
 

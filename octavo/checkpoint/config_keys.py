@@ -46,7 +46,7 @@ _HARMLESS: Final = frozenset({
     "diversity_penalty", "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
     "early_stopping", "num_return_sequences", "output_scores", "return_dict_in_generate", "remove_invalid_values",
     "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id",
-    "forced_eos_token_id", "sep_token_id", "decoder_start_token_id",
+    "forced_eos_token_id", "sep_token_id", "decoder_start_token_id", "predict_special_tokens",
 })  # fmt: skip
 _HARMLESS_ENDINGS: Final = ("dropout", "_drop", "_pdrop", "dropout_prob", "_token_index")
 # Factors: one changes nothing.
@@ -61,7 +61,7 @@ def extra_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in config.items()
-        if not (key in COMMON or key in _HARMLESS or key.startswith("_") or key.endswith(_HARMLESS_ENDINGS))
+        if not (key in COMMON or key in _HARMLESS or key.endswith(_HARMLESS_ENDINGS))
     }
 
 
@@ -71,7 +71,12 @@ def settle_extras(facts: ModelFacts, declared: Mapping[str, Any]) -> ModelFacts:
     Raises CheckpointError naming a key that the model does not know and whose value is not neutral.
     """
     for key, value in facts.extras.items():
-        if key in declared or value in (None, False, 0, [], {}, "") or (key in _FACTORS and value == 1):
+        if (
+            key in declared
+            or key.startswith("_")
+            or value in (None, False, 0, [], {}, "")
+            or (key in _FACTORS and value == 1)
+        ):
             continue
         raise CheckpointError(
             f"config key {key!r} is {value!r}, which Octavo does not support for {facts.architecture}; "

@@ -52,11 +52,13 @@ class Stored:
 
     Matrices under the same name share one tensor, in the order in which the layer has them: one after another, or with
     `groups` cut into so many groups that each hold a share of every one (q, k and v head by head). transposed: [in, out].
+    ignored: files have it, and nobody needs it.
     """
 
     name: str
     groups: int = 1
     transposed: bool = False
+    ignored: bool = False
 
 
 @runtime_checkable

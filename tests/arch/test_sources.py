@@ -136,7 +136,10 @@ def test_an_architecture_is_named_only_where_it_lives() -> None:
         for path, tree in package().items()
         if not path.startswith("octavo/checkpoint/")
         for name in _names_and_strings(tree)
-        if name in own and own[name] != path
+        if name in own
+        and own[name] != path
+        # GGUF's word for byte-level vocabularies.
+        and (path, name) != ("octavo/frontend/text/gguf_vocabulary.py", "gpt2")
     ]
     assert found == []
 

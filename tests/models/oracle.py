@@ -31,9 +31,11 @@ TINY: dict[str, Any] = {
 
 
 def make_oracle(model_type: str, options: Mapping[str, Any], seed: int = 0) -> Any:
-    """Return a float32 model whose every parameter, biases and norms too, is random."""
-    config = AutoConfig.for_model(model_type, **{**TINY, **options})
-    config._attn_implementation = "eager"
+    """Return a float32 model whose every parameter, biases and norms too, is random. options: `...` leaves a tiny key out."""
+    keys = {key: value for key, value in {**TINY, **options}.items() if value is not ...}
+    config = AutoConfig.for_model(model_type, **keys)
+    # With eager attention transformers adds linear biases twice.
+    config._attn_implementation = "sdpa" if options.get("alibi") else "eager"
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -41,6 +41,55 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1},
     ),
 }
+# Keys that these have under other names, or not at all.
+OTHER = {"intermediate_size": ..., "num_key_value_heads": ..., "head_dim": ...}
+VARIANTS |= {
+    "gpt2": ("gpt2", OTHER),
+    "gpt2-scales": (
+        "gpt2",
+        {**OTHER, "n_inner": 60, "scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
+    ),
+    "gpt2-untied": ("gpt2", {**OTHER, "activation_function": "relu", "tie_word_embeddings": False}),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-window": ("starcoder2", {"sliding_window": 21, "use_bias": False}),
+    "gpt-neox": ("gpt_neox", {}),
+    "gpt-neox-serial": (
+        "gpt_neox",
+        {
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "opt": ("opt", {**OTHER, "ffn_dim": 80}),
+    "opt-norms-after-narrow": (
+        "opt",
+        {**OTHER, "ffn_dim": 80, "do_layer_norm_before": False, "word_embed_proj_dim": 32},
+    ),
+    "opt-plain": (
+        "opt",
+        {
+            **OTHER,
+            "ffn_dim": 80,
+            "enable_bias": False,
+            "layer_norm_elementwise_affine": False,
+            "_remove_final_layer_norm": True,
+        },
+    ),
+    "falcon-one-key-head": ("falcon", OTHER),
+    "falcon-groups": ("falcon", {**OTHER, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-groups-one-norm": (
+        "falcon",
+        {**OTHER, "new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-alibi": ("falcon", {**OTHER, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "falcon-alibi-one-key-head": ("falcon", {**OTHER, "alibi": True, "ffn_hidden_size": 60}),
+    "stablelm": ("stablelm", {}),
+    "stablelm-parallel": (
+        "stablelm",
+        {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5},
+    ),
+}
 TOKENS = random_tokens(75)
 
 
@@ -55,7 +104,7 @@ def test_logits_in_chunks_then_token_by_token(tmp_path: Path, variant: str) -> N
     torch.testing.assert_close(run.prefill_and_decode(TOKENS, [7, 33, 16]), expected, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("variant", ["llama-gqa", "mistral-window", "qwen3-some-layers-slide"])
+@pytest.mark.parametrize("variant", ["llama-gqa", "mistral-window", "qwen3-some-layers-slide", "falcon-alibi", "gpt2"])
 def test_rows_side_by_side_do_not_touch_each_other(tmp_path: Path, variant: str) -> None:
     model_type, options = VARIANTS[variant]
     oracle = make_oracle(model_type, options)

@@ -148,6 +148,31 @@ def test_nothing_stays_on_meta_and_fused_parts_share_one_matrix(tmp_path: Path) 
     assert parameters["decoder.layers.0.mlp.gate_up.pieces.0.weight"].shape == (160, 48)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox"])
+def test_old_files_leave_out_the_base_model_and_hold_masks(tmp_path: Path, kind: str) -> None:
+    keys = {} if kind == "gpt_neox" else {"intermediate_size": ..., "num_key_value_heads": ..., "head_dim": ...}
+    oracle = make_oracle(kind, {**keys, "tie_word_embeddings": True})
+    oracle.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    base, layers, attention = ("transformer.", "h", "attn") if kind == "gpt2" else ("gpt_neox.", "layers", "attention")
+    tensors = {name.removeprefix(base): tensor for name, tensor in tensors.items()}
+    for layer in range(3):
+        tensors[f"{layers}.{layer}.{attention}.bias"] = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+        tensors[f"{layers}.{layer}.{attention}.masked_bias"] = torch.tensor(-1e9)
+    save_file(tensors, tmp_path / "model.safetensors")
+    tokens = random_tokens(12)
+    found = PagedRun(assemble_folder(tmp_path)).prefill_and_decode(tokens, [12])
+    torch.testing.assert_close(found, oracle_logits(oracle, tokens), rtol=1e-4, atol=1e-3)
+
+
+def test_weights_of_a_part_that_the_config_leaves_out_are_refused(tmp_path: Path) -> None:
+    make_oracle("stablelm", {"qk_layernorm": True}).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "qk_layernorm": False}))
+    with pytest.raises(CheckpointError, match=r"tensor model.layers.0.self_attn.k_layernorm.norms.0.weight is not one"):
+        assemble_folder(tmp_path)
+
+
 def test_unknown_architectures_get_the_nearest_name() -> None:
     with pytest.raises(UnsupportedError, match="Qwen3MoeForCausalLM is not supported; the nearest that is: Qwen3For"):
         load_model("Qwen3MoeForCausalLM")

@@ -5,7 +5,6 @@ create -> assign a format to every weight -> place on the mesh -> bind kernels a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -27,10 +26,7 @@ from octavo.ops.registry import Kernels, bind
 from octavo.protocol.kept import KeptLayer
 from octavo.worker.loader.dummy import dummy_weights
 from octavo.worker.loader.gguf_weights import gguf_weights
-from octavo.worker.loader.weights import Incoming, Target, fill, safetensors_weights
-
-# The number of a layer, an expert or a head in a module's path.
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+from octavo.worker.loader.weights import NUMBER, Incoming, Target, fill, safetensors_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +122,9 @@ def finalize(model: nn.Module) -> None:
 
 
 def destinations(model: nn.Module, names: Mapping[str, str | Stored]) -> tuple[dict[str, Target], frozenset[str]]:
-    """Return targets by name in the checkpoint, and the names of modules in the model's table that hold nothing.
+    """Return targets by name in the checkpoint, and the names of what the model's table has and nobody needs.
 
-    Such a module is a head that is tied to the embedding: files may hold its weight all the same.
+    A head that is tied to the embedding holds nothing, for example, and files may have its weight all the same.
     """
     table = {path: name if isinstance(name, Stored) else Stored(name=name) for path, name in names.items()}
     targets: dict[str, Target] = {}
@@ -136,13 +132,14 @@ def destinations(model: nn.Module, names: Mapping[str, str | Stored]) -> tuple[d
     for path, module in model.named_modules():
         for leaf, part in module.destinations().items() if isinstance(module, Filled) else ():
             whole, _, suffix = f"{path}.{leaf}".rpartition(".")
-            pattern = _NUMBER.sub("{}", whole)
+            pattern = NUMBER.sub("{}", whole)
             assert pattern in table, f"the model file names no checkpoint tensor for {pattern}"
             unused.discard(pattern)
-            name = table[pattern].name.format(*_NUMBER.findall(whole)) + f".{suffix}"
+            name = table[pattern].name.format(*NUMBER.findall(whole)) + f".{suffix}"
             shared = targets[name].parts if name in targets else ()
             targets[name] = Target(stored=table[pattern], parts=(*shared, part))
-    return targets, frozenset(table[pattern].name for pattern in unused)
+    modules = {NUMBER.sub("{}", path) for path, _ in model.named_modules()}
+    return targets, frozenset(table[path].name for path in unused if path in modules or table[path].ignored)
 
 
 def _source(checkpoint: Checkpoint, load_format: str, targets: Mapping[str, Target], seed: int) -> Iterator[Incoming]:

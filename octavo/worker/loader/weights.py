@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from octavo.base.errors import CheckpointError
 from octavo.nn.assembly import Destination, Stored
 
+# The number of a layer, an expert or a head in a module's path.
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # Endings of tensors that old checkpoints carry and nobody needs: they follow from the config.
 _HARMLESS = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 _DTYPES = ("F64", "F32", "F16", "BF16")
@@ -62,17 +65,20 @@ class Target:
 
 
 def fill(targets: Mapping[str, Target], incoming: Iterable[Incoming], unused: frozenset[str]) -> None:
-    """Read every tensor into its destination. targets: by name in the checkpoint. unused: names of modules without tensors.
+    """Read every tensor into its destination. targets: by name in the checkpoint. unused: names of modules whose tensors are not
+    needed, `{}` for every number in them.
 
     Raises CheckpointError naming the tensor that is missing, unexpected, there twice or of another shape.
     """
-    waiting = dict(targets)
+    waiting, base = dict(targets), next(iter(targets)).partition(".")[0]
     for tensor in incoming:
-        if tensor.name not in targets:
-            if tensor.name.endswith(_HARMLESS) or tensor.name.rpartition(".")[0] in unused:
+        # Files of a model without its head leave out what the other names begin with.
+        name = next((name for name in (tensor.name, f"{base}.{tensor.name}") if name in targets), None)
+        if name is None:
+            if tensor.name.endswith(_HARMLESS) or not unused.isdisjoint(_modules(tensor.name, base)):
                 continue
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} is not one of this architecture's")
-        target = waiting.pop(tensor.name, None)
+        target = waiting.pop(name, None)
         if target is None:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} is there twice")
         if tensor.shape != target.shape:
@@ -83,6 +89,12 @@ def fill(targets: Mapping[str, Target], incoming: Iterable[Incoming], unused: fr
     if waiting:
         more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
         raise CheckpointError(f"tensors are missing: {', '.join(list(waiting)[:_NAMED])}{more}")
+
+
+def _modules(name: str, base: str) -> tuple[str, str]:
+    """Return the module of a tensor, as `unused` has it, under both names that it may have."""
+    pattern = NUMBER.sub("{}", name.rpartition(".")[0])
+    return pattern, f"{base}.{pattern}"
 
 
 def safetensors_weights(files: Iterable[str]) -> Iterator[Incoming]:
@@ -98,12 +110,12 @@ def safetensors_weights(files: Iterable[str]) -> Iterator[Incoming]:
 
 def _incoming(path: str, file: safe_open, name: str) -> Incoming:
     part = file.get_slice(name)
-    if part.get_dtype() not in _DTYPES:
-        raise CheckpointError(
-            f"{path}: tensor {name} is of type {part.get_dtype()}; Octavo reads {', '.join(_DTYPES)} here"
-        )
 
     def read(cut: tuple[slice, ...], into: Tensor) -> None:
+        if part.get_dtype() not in _DTYPES:
+            raise CheckpointError(
+                f"{path}: tensor {name} is of type {part.get_dtype()}; Octavo reads {', '.join(_DTYPES)} here"
+            )
         shape = tuple(part.get_shape())
         held = part[cut] if cut and shape != tuple(into.shape) else file.get_tensor(name)
         into.copy_(held)

@@ -203,11 +203,16 @@ def test_extras_are_what_is_neither_common_nor_harmless(tmp_path: Path):
     harmless = {
         "transformers_version": "5",
         "attention_dropout": 0.1,
-        "_name_or_path": "x",
         "top_k": 3,
         "use_cache": True,
     }
     assert read(tmp_path, **harmless, num_experts=8, logit_scale=1.0).extras == {"num_experts": 8, "logit_scale": 1.0}
+
+
+def test_keys_with_an_underscore_are_nobodys_unless_a_model_declares_one(tmp_path: Path):
+    facts = read(tmp_path, _name_or_path="x", _remove_final_layer_norm=True)
+    assert settle_extras(facts, {}).architecture == "LlamaForCausalLM"
+    assert settle_extras(facts, {"_remove_final_layer_norm": False}).extras["_remove_final_layer_norm"] is True
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""Falcon (Almazrouei et al. 2023): few key heads, attention and MLP side by side, rotary positions or linear biases.
+
+Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from octavo.base.facts import ModelFacts
+from octavo.nn.assembly import Stored
+from octavo.nn.attention.alibi import Alibi, alibi
+from octavo.nn.attention.layer import Attention
+from octavo.nn.context import ForwardContext
+from octavo.nn.decoder import Decoder, DecoderLayer, ParallelDecoderLayer
+from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.heads import Heads
+from octavo.nn.linear import QKVLinear, RowLinear
+from octavo.nn.mlp import MLP
+from octavo.nn.norm import LayerNorm
+from octavo.nn.rope import Rope
+
+
+class FalconAttention(nn.Module):
+    """Attention of query heads that share a key head: one for all, or one for each group."""
+
+    def __init__(self, facts: ModelFacts, layer: int, heads: Heads, positions: Rope | Alibi) -> None:
+        super().__init__()
+        self.qkv = QKVLinear(facts.hidden_size, heads, bias=facts.extras["bias"])
+        self.attend = Attention(layer, heads, positions)
+        self.out = RowLinear(facts.hidden_size, facts.hidden_size, bias=facts.extras["bias"])
+
+    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """Return [T, hidden] from x [T, hidden]."""
+        q_THD, k_TKD, v_TKD = self.qkv(x)
+        return self.out(self.attend(q_THD, k_TKD, v_TKD, ctx))
+
+
+class FalconForCausalLM(nn.Module):
+    """Token embeddings, layers of attention and MLP, and a head over the vocabulary."""
+
+    config_keys = {
+        "new_decoder_architecture": False,
+        "multi_query": True,
+        "parallel_attn": True,
+        "num_ln_in_parallel_attn": None,
+        "alibi": False,
+        "bias": False,
+    }
+
+    def __init__(self, facts: ModelFacts) -> None:
+        super().__init__()
+        keys, hidden, eps = facts.extras, facts.hidden_size, facts.norm_eps
+        new, parallel = keys["new_decoder_architecture"], keys["new_decoder_architecture"] or keys["parallel_attn"]
+        norms = 2 if not parallel else (keys["num_ln_in_parallel_attn"] or 2) if new else 1
+        num_kv_heads = facts.num_kv_heads if new else 1 if keys["multi_query"] else facts.num_heads
+        heads = Heads(query=facts.num_heads, kv=num_kv_heads, dim=facts.head_dim)
+        # Its biases are scaled as scores are.
+        positions = alibi(heads.query, scale=heads.dim**-0.5) if keys["alibi"] else Rope(facts.rope)
+        layer_kind = ParallelDecoderLayer if parallel else DecoderLayer
+        self.embed = Embedding(facts.vocab_size, hidden)
+        self.decoder = Decoder(
+            layers=(
+                layer_kind(
+                    attention_norm=LayerNorm(hidden, eps),
+                    attention=FalconAttention(facts, layer, heads, positions),
+                    mlp=MLP(hidden, facts.intermediate_size, facts.activation, bias=keys["bias"]),
+                    **({"mlp_norm": LayerNorm(hidden, eps)} if norms == 2 else {}),
+                )
+                for layer in range(facts.num_layers)
+            ),
+            norm=LayerNorm(hidden, eps),
+        )
+        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
+        # The query heads that share a key head lie beside it and its value.
+        qkv = Stored(name="transformer.h.{}.self_attention.query_key_value", groups=heads.kv)
+        two = parallel and norms == 2
+        self.checkpoint_names = {
+            "embed": "transformer.word_embeddings",
+            "decoder.layers.{}.attention_norm": "transformer.h.{}." + ("ln_attn" if two else "input_layernorm"),
+            "decoder.layers.{}.attention.qkv.q": qkv,
+            "decoder.layers.{}.attention.qkv.k": qkv,
+            "decoder.layers.{}.attention.qkv.v": qkv,
+            "decoder.layers.{}.attention.out": "transformer.h.{}.self_attention.dense",
+            "decoder.layers.{}.mlp_norm": "transformer.h.{}." + ("ln_mlp" if two else "post_attention_layernorm"),
+            "decoder.layers.{}.mlp.up": "transformer.h.{}.mlp.dense_h_to_4h",
+            "decoder.layers.{}.mlp.down": "transformer.h.{}.mlp.dense_4h_to_h",
+            "decoder.norm": "transformer.ln_f",
+            "head": "lm_head",
+        }
+
+    def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
+        """Return hidden states [T, hidden] of ids, int64 [T]."""
+        return self.decoder(self.embed(ids), ctx)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
+        return self.head(hidden)
