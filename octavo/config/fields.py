@@ -36,7 +36,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
     if isinstance(value, bool):
         return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
+    return isinstance(value, (int, float) if hint is float else get_origin(hint) or hint)
 
 
 def _words(hint: Any) -> str:
@@ -45,7 +45,7 @@ def _words(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     names = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", types.NoneType: "None"}
-    return names.get(hint, "a tuple of strings")
+    return "a dictionary" if get_origin(hint) is dict else names.get(hint, "a tuple of strings")
 
 
 def _span(declared: Field[Any]) -> str:
