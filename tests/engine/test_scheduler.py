@@ -403,6 +403,16 @@ def test_decodes_go_before_a_prompt_of_better_priority(depth):
     assert len(engine.outputs[0, 0]) - begin >= (12 if depth <= 2 else 3)
 
 
+def test_a_sequence_just_preempted_does_not_take_the_pages_its_elder_waits_for():
+    shape = Geometry(page_bytes=1, groups=(group(block=4 * UNIT), group(pages_per_block=3)), hash_unit=UNIT)
+    engine = Engine(shape, 10, budget=64, num_slots=3)
+    asked = request(0, [0] * 5, max_tokens=7, n=2)
+    engine.core.handle(asked)
+    engine.drain(100)
+    engine.check_answer(asked)
+    assert engine.core.stats().num_preemptions == 1
+
+
 def test_lockstep_makes_dummy_plans_of_the_agreed_shape():
     engine = Engine(GEOMETRIES["full"], 20, depth=1)
     plan = engine.scheduler.plan(lockstep=32)

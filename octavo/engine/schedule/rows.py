@@ -11,10 +11,14 @@ from octavo.protocol.step import FROM_DEVICE
 
 
 class Rows:
-    """Decodes as arrays, prefill chunks one by one. budget: tokens left. A slot dropped late leaves no row."""
+    """Decodes as arrays, prefill chunks one by one. A slot dropped late leaves no row.
+
+    budget: tokens left. short: a running sequence found no page, so nobody new may take the ones that come back.
+    """
 
     def __init__(self, limits: ScheduleLimits) -> None:
         self.budget = limits.max_num_batched_tokens
+        self.short = False
         self.decode_ends = int32()
         self._tokens_per_step = min(limits.tokens_per_step, limits.max_num_batched_tokens)
         self._decode_slots = int32()

@@ -174,7 +174,7 @@ class Scheduler:
         if self.running:
             self._plan_running(rows)
         admissions, transfers = (), ()
-        if not self.controls.draining:
+        if not (self.controls.draining or rows.short):
             admissions, transfers = self._admitter.admit(rows)
         nothing = not (rows.num_rows or controls or admissions)
         if nothing and lockstep is None and not (self._admitter.loading and not self._in_flight):
@@ -253,6 +253,7 @@ class Scheduler:
         assert sequence.holding is not None
         slot = sequence.slot
         while not self.allocator.grow(sequence.holding, slot, num_tokens):
+            rows.short = True
             if self.allocator.pool.pending_pages:
                 return False  # Pages come back when plans in flight are done.
             victim = max(self.running, key=lambda running: running.order)
