@@ -73,30 +73,23 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     from octavo.engine.schedule.limits import ScheduleLimits
     from octavo.engine.schedule.scheduler import Scheduler
     from octavo.worker.executors.inproc import InprocExecutor
-    from octavo.worker.executors.multiproc import MultiprocExecutor
     from octavo.worker.spec import WorkerSpec
 
     resolved = resolve(config, checkpoint.facts, detect().facts)
     stages.done("libraries")
-    spec = WorkerSpec(
-        checkpoint=checkpoint,
-        dtype=resolved.dtype,
-        max_model_len=resolved.max_model_len,
-        max_num_seqs=resolved.max_num_seqs,
-        load_format=config.model.load_format,
-        seed=config.model.seed,
-        kv_cache_memory=config.cache.kv_cache_memory,
-        block_size=config.cache.block_size,
-        memory_utilization=config.cache.gpu_memory_utilization,
-        tensor=config.parallel.tensor_parallel_size,
-        pipeline=config.parallel.pipeline_parallel_size,
-        spread_experts=config.parallel.enable_expert_parallel,
+    executor = InprocExecutor(
+        WorkerSpec(
+            checkpoint=checkpoint,
+            dtype=resolved.dtype,
+            max_model_len=resolved.max_model_len,
+            max_num_seqs=resolved.max_num_seqs,
+            load_format=config.model.load_format,
+            seed=config.model.seed,
+            kv_cache_memory=config.cache.kv_cache_memory,
+            block_size=config.cache.block_size,
+            memory_utilization=config.cache.gpu_memory_utilization,
+        )
     )
-    executor: Executor
-    if spec.num_ranks == 1:
-        executor = InprocExecutor(spec)
-    else:
-        executor = MultiprocExecutor(spec, config.parallel.distributed_timeout_seconds)
     try:
         geometry, ready = _lay_out(config, resolved, executor, stages)
     except BaseException:
@@ -174,7 +167,6 @@ def _intake(checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int
         tokenizer=tokenizer,
         template=template,
         max_logprobs=max_logprobs,
-        sampling=checkpoint.sampling,
     )
 
 
@@ -184,8 +176,8 @@ def _lay_out(
     """Load the weights, cut the memory that is left into pages and log what was decided."""
     report = executor.load()
     stages.done("weights")
-    geometry = solve(report.layers, config.cache.block_size, config.cache.mamba_block_size)
-    num_pages = config.cache.num_pages or report.num_pages(geometry)
+    geometry = solve(report.layers, config.cache.block_size)
+    num_pages = config.cache.num_pages or report.free_bytes // geometry.page_bytes
     max_model_len, fit = fit_context(config, resolved.max_model_len, geometry, num_pages)
     executor.allocate(geometry, num_pages)
     stages.done("pages")

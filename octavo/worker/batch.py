@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.engine.kvcache.geometry import GroupGeometry
-from octavo.nn.context import ForwardContext, GroupInputs, StateInputs
+from octavo.nn.context import ForwardContext, GroupInputs
 from octavo.protocol.step import StepPlan
 from octavo.worker.pages import PagePool
 from octavo.worker.sampling.rows import SlotArray
@@ -66,9 +66,7 @@ def make_batch(plan: StepPlan, slots: Slots, pool: PagePool) -> Batch:
         query_starts=put(query_starts).to(torch.int32),
         lengths=lengths.to(torch.int32),
         groups=tuple(
-            _state_inputs(group, table[row_slots], starts, lengths)
-            if group.is_state
-            else _group_inputs(group, table, row_slots, token_slots, positions, longest)
+            _group_inputs(group, table, row_slots, token_slots, positions, longest)
             for group, table in zip(pool.geometry.groups, slots.tables, strict=True)
         ),
         layers=pool.layers,
@@ -86,7 +84,16 @@ def make_batch(plan: StepPlan, slots: Slots, pool: PagePool) -> Batch:
 def make_dummy_batch(num_tokens: int, pool: PagePool, device: torch.device) -> Batch:
     """Build a pass over rows of one token each that touches the scratch page only."""
     zeros = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-    groups = tuple(_scratch_inputs(group, pool.scratch, zeros) for group in pool.geometry.groups)
+    groups = tuple(
+        GroupInputs(
+            table=torch.full((num_tokens, group.pages_per_block), pool.scratch, dtype=torch.int32, device=device),
+            write_pages=torch.full((num_tokens, group.pages_per_block), pool.scratch, dtype=torch.int64, device=device),
+            write_offsets=zeros,
+            block=group.block,
+            pages_per_block=group.pages_per_block,
+        )
+        for group in pool.geometry.groups
+    )
     context = ForwardContext(
         positions=zeros,
         query_starts=torch.arange(num_tokens + 1, dtype=torch.int32, device=device),
@@ -96,29 +103,6 @@ def make_dummy_batch(num_tokens: int, pool: PagePool, device: torch.device) -> B
     )
     none = np.zeros(0, np.int64)
     return Batch(ids=zeros, context=context, sampling=none, slots=none, last=zeros[:0], positions=zeros[:0])
-
-
-def _scratch_inputs(group: GroupGeometry, scratch: int, zeros: Tensor) -> GroupInputs | StateInputs:
-    pages = torch.full((len(zeros), group.pages_per_block), scratch, dtype=torch.int64, device=zeros.device)
-    if group.is_state:
-        return StateInputs(before=pages, after=pages, fresh=zeros == 0)
-    return GroupInputs(
-        table=pages.to(torch.int32),
-        write_pages=pages,
-        write_offsets=zeros,
-        block=group.block,
-        pages_per_block=group.pages_per_block,
-    )
-
-
-def _state_inputs(group: GroupGeometry, table: Tensor, starts: Tensor, lengths: Tensor) -> StateInputs:
-    """Find a row's states: that after n tokens is number n of as many as are live at once, round and round."""
-    columns = torch.arange(group.pages_per_block, device=table.device)
-    before, after = (
-        table.gather(1, (number % group.live)[:, None] * group.pages_per_block + columns).long()
-        for number in (starts, lengths)
-    )
-    return StateInputs(before=before, after=after, fresh=starts == 0)
 
 
 def _group_inputs(

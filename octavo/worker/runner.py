@@ -13,8 +13,6 @@ from octavo.base.naming import unknown_name
 from octavo.device.registry import detect
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
-from octavo.nn.parallel.collectives import broadcast
-from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.arrays import Int32Array, int32
 from octavo.protocol.control import Ack, Call, Control
 from octavo.protocol.step import RowError, StepPlan, StepResult
@@ -23,7 +21,6 @@ from octavo.worker.loader.assemble import AssembledModel, assemble
 from octavo.worker.memory import pool_bytes
 from octavo.worker.pages import PagePool
 from octavo.worker.sampling.logprobs import token_logprobs
-from octavo.worker.sampling.rows import SlotArray
 from octavo.worker.sampling.sampler import sample
 from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
@@ -34,17 +31,10 @@ _NO_ARGUMENTS = b"\x90"
 
 
 class ModelRunner:
-    """One rank's model, pages and slots. `assemble` replaces the loader, in tests. mesh: one rank if not given.
+    """One rank's model, pages and slots. `assemble` replaces the loader, in tests."""
 
-    The rank that samples gives its tokens to the others of its stage in the same step; earlier stages `learn` them later.
-    """
-
-    def __init__(self, spec: WorkerSpec, assemble: Assemble = assemble, mesh: Mesh | None = None) -> None:
+    def __init__(self, spec: WorkerSpec, assemble: Assemble = assemble) -> None:
         self.spec = spec
-        self.mesh = mesh or Mesh()
-        self._share = broadcast(self.mesh.tensor)
-        # Of plans whose tokens this stage has not learnt: slots and positions.
-        self._unknown: dict[int, tuple[SlotArray, torch.Tensor]] = {}
         self._assemble = assemble
         self._calls: dict[str, Callable[[], Any]] = {"describe": self._describe}
 
@@ -59,10 +49,7 @@ class ModelRunner:
             max_model_len=spec.max_model_len,
             load_format=spec.load_format,
             seed=spec.seed,
-            mesh=self.mesh,
         )
-        # Ranks may share a memory: it is measured once all have what they need.
-        self.mesh.barrier()
         self.model, self._kernels = loaded.model, loaded.kernels
         facts = self.device.facts
         free_bytes, decisions = pool_bytes(
@@ -102,31 +89,11 @@ class ModelRunner:
         hidden = self.model.forward(batch.ids, batch.context)
         if len(batch.sampling) == 0:
             return StepResult(plan=plan.id)
-        if not self.mesh.ends:
-            self._unknown[plan.id] = batch.slots, batch.positions
-            return StepResult(plan=plan.id)
         return self._sample(plan, batch, self.model.compute_logits(hidden[batch.last]))
-
-    @torch.inference_mode()
-    def learn(self, result: StepResult) -> None:
-        """Append what an earlier plan gave, on a stage before the last; nothing happens where it is known."""
-        rows = self._unknown.pop(result.plan, None)
-        if rows is None:
-            return
-        ok = np.diff(result.offsets) > 0
-        ids = np.zeros(len(ok), np.int64)
-        ids[ok] = result.ids
-        device = self.slots.device
-        self.slots.append(*rows, torch.from_numpy(ids).to(device), torch.from_numpy(ok).to(device))
 
     def _sample(self, plan: StepPlan, batch: Batch, logits: torch.Tensor) -> StepResult:
         """Choose tokens, append them to their slots and bring them to the host. logits: float32 [S, V]."""
-        if not self.mesh.samples:
-            shared = self._share(torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device))
-            self.slots.append(batch.slots, batch.positions, shared[0], shared[1].bool())
-            return StepResult(plan=plan.id)
         sampled = sample(logits, self.slots.sampling, batch.slots, batch.positions)
-        self._share(torch.stack((sampled.ids, sampled.ok)))
         self.slots.append(batch.slots, batch.positions, sampled.ids, sampled.ok)
         ok = sampled.ok.cpu().numpy()
         ids: Int32Array = sampled.ids.cpu().numpy()[ok].astype(np.int32)

@@ -2,8 +2,7 @@
 
 Every page remembers which prefix each of its token places holds. A row that computes a position must find, through its page
 table, exactly its own history in every place it may look at; a page may not be written while a plan in flight of somebody
-else still touches it. A page of a state holds the hash of everything that was folded into it, as if it were a token place.
-Tokens follow from the history alone, so what a sequence must answer is known beforehand.
+else still touches it. Tokens follow from the history alone, so what a sequence must answer is known beforehand.
 """
 
 from __future__ import annotations
@@ -116,12 +115,6 @@ class FakeExecutor:
                 slot.tokens.extend(sampled)
                 ids.extend(sampled)
                 offsets.append(len(ids))
-        for _, source, _, target in plan.copies_after.tolist():
-            self._writable(target, None)
-            assert target not in touched, "a copy lands on what this very plan computes"
-            self.pages[target] = dict(self.pages[source])
-            touched.setdefault(source, (-1, -1))
-            touched[target] = (-1, -1)
         finished, failed = self._end_transfers()
         acks = tuple(Ack(ticket=control.ticket) for control in plan.controls)
         result = StepResult(
@@ -137,9 +130,6 @@ class FakeExecutor:
 
     def collect(self, timeout: float | None = None) -> StepResult | None:
         return self.in_flight.popleft()[0]
-
-    def check(self) -> None:
-        pass
 
     def _compute(
         self,
@@ -163,57 +153,18 @@ class FakeExecutor:
                 touched[page] = owner
                 self.pages[page][offset] = content
             self.computed_positions += 1
-        self._fold(slot, number, start, count, accepted, tokens, touched)
         for g, group in enumerate(self.geometry.groups):
-            if group.is_state:
-                continue
-            first = 0 if group.window is None else max(0, start - group.window + 1)
+            first = 0 if group.kept.window is None else max(0, start - group.kept.window + 1)
             for position in range(first, start + accepted):
                 expected = prefix_hash(tokens[: position + 1])
                 for page, offset in self._places(slot, position, g):
                     touched.setdefault(page, owner)
                     assert self.pages[page].get(offset) == expected, f"slot {number} lost position {position}"
 
-    def _fold(
-        self,
-        slot: Slot,
-        number: int,
-        start: int,
-        count: int,
-        accepted: int,
-        tokens: list[int],
-        touched: dict[int, tuple[int, int]],
-    ) -> None:
-        """Take the state after `start` tokens, fold the row's in, and leave the states that the next row may start from."""
-        owner = (number, slot.generation)
-        for g, group in enumerate(self.geometry.groups):
-            if not group.is_state:
-                continue
-            pages = lambda length: self._state_pages(slot, g, length)  # noqa: B023, E731
-            for page in pages(start) if start else ():
-                touched[page] = owner
-                assert self.pages[page].get(0) == prefix_hash(tokens[:start]), (
-                    f"slot {number} lost its state of {start}"
-                )
-            # A row of drafts keeps the state after each; any other only the last.
-            first = start + 1 if group.live > 1 and count <= self.tokens_per_step else start + count
-            for length in range(first, start + count + 1):
-                for page in pages(length):
-                    self._writable(page, owner)
-                    touched[page] = owner
-                    good = length <= start + accepted
-                    self.pages[page] = {0: prefix_hash(tokens[:length]) if good else b"rubbish"}
-
-    def _state_pages(self, slot: Slot, g: int, length: int) -> list[int]:
-        """The pages of the live state after `length` tokens."""
-        group = self.geometry.groups[g]
-        first = length % group.live * group.pages_per_block
-        return [slot.table[g, column] for column in range(first, first + group.pages_per_block)]
-
     def _places(self, slot: Slot, position: int, only: int | None = None) -> list[tuple[int, int]]:
         places = []
         for g, group in enumerate(self.geometry.groups):
-            if only in (None, g) and not group.is_state:
+            if only in (None, g):
                 index, offset = divmod(position, group.block)
                 columns = range(index * group.pages_per_block, (index + 1) * group.pages_per_block)
                 places.extend((slot.table[g, column], offset) for column in columns)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 
 from octavo.engine.core import EngineCore
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
@@ -19,7 +17,7 @@ from octavo.engine.schedule.transfers import Offer
 from octavo.protocol.arrays import int32, int64
 from octavo.protocol.blob import BlobRef
 from octavo.protocol.control import Barrier, Control, ResetPrefixCache
-from octavo.protocol.kept import KeptState, KeptTokens, Plane
+from octavo.protocol.kept import KeptTokens, Plane
 from octavo.protocol.output import Finish, TokenDelta
 from octavo.protocol.request import Abort, FinishChoice, Request
 from octavo.protocol.sampling import SamplingParams
@@ -39,37 +37,13 @@ def group(num_layers: int = 1, block: int = UNIT, window: int | None = None, pag
     )
 
 
-def states(interval: int, pages: int = 1, live: int = 1) -> GroupGeometry:
-    plane = Plane(name="state", heads=1, dim=1, dtype="float32", itemsize=4)
-    return GroupGeometry(
-        layers=(0,),
-        kept=KeptState(planes=(plane,)),
-        block=interval,
-        bundle=1,
-        pages_per_block=pages,
-        live=live,
-    )
-
-
 GEOMETRIES = {
     "full": Geometry(page_bytes=1, groups=(group(),), hash_unit=UNIT),
     "full and sliding": Geometry(page_bytes=1, groups=(group(), group(window=6, pages_per_block=2)), hash_unit=UNIT),
     "two blocks": Geometry(
         page_bytes=1, groups=(group(block=2 * UNIT, pages_per_block=2), group(window=9)), hash_unit=UNIT
     ),
-    "states": Geometry(page_bytes=1, groups=(states(UNIT),), hash_unit=UNIT),
-    "full and states": Geometry(page_bytes=1, groups=(group(), states(2 * UNIT, pages=3)), hash_unit=UNIT),
-    "sliding and two states": Geometry(
-        page_bytes=1, groups=(states(3 * UNIT), group(window=6), states(3 * UNIT, pages=2)), hash_unit=UNIT
-    ),
 }
-
-
-def with_live(geometry: Geometry, tokens_per_step: int) -> Geometry:
-    """Keep a state for every draft position, and the one before them."""
-    live = 1 if tokens_per_step == 1 else tokens_per_step + 1
-    groups = tuple(structs.replace(g, live=live) if g.is_state else g for g in geometry.groups)
-    return structs.replace(geometry, groups=groups)
 
 
 def request(key: int, prompt: list[int], *, max_tokens: int = 8, stops: tuple[int, ...] = (), **kwargs) -> Request:
@@ -243,7 +217,7 @@ ACTIONS = st.lists(
     seed=st.integers(0, 1000),
 )
 def test_every_answer_is_right_whatever_happens_beside_it(actions, geometry, num_pages, with_source, **options):
-    shape = with_live(GEOMETRIES[geometry], options["tokens_per_step"])
+    shape = GEOMETRIES[geometry]
     source = Cache(max(g.block for g in shape.groups)) if with_source else None
     engine = Engine(shape, num_pages, source=source, **options)
     asked: dict[int, Request] = {}
@@ -427,24 +401,6 @@ def test_decodes_go_before_a_prompt_of_better_priority(depth):
         engine.step()
     # Stages that pass plans along take a sequence once a round, so in every fourth plan.
     assert len(engine.outputs[0, 0]) - begin >= (12 if depth <= 2 else 3)
-
-
-def test_decodes_are_spread_over_pipeline_stages():
-    engine = Engine(GEOMETRIES["full"], 40, depth=3)
-    for key in range(4):
-        engine.core.handle(request(key, [key], max_tokens=20))
-    engine.step()
-    numbers = []
-    for _ in range(12):
-        plan = engine.scheduler.plan()
-        if plan is not None:
-            engine.worker.submit(plan)
-            numbers.append(sorted(plan.slots.tolist()))
-        if plan is None or engine.scheduler.num_in_flight == 3:
-            engine.scheduler.commit(engine.worker.collect())
-    steady = numbers[-6:]
-    assert all(len(slots) == 2 for slots in steady)
-    assert all(one != other for one, other in itertools.pairwise(steady))
 
 
 def test_a_sequence_just_preempted_does_not_take_the_pages_its_elder_waits_for():

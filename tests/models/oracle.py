@@ -39,8 +39,7 @@ def make_oracle(model_type: str, options: Mapping[str, Any], seed: int = 0) -> A
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        kept = [(name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict()]
-        for name, parameter in (*model.named_parameters(), *kept):
+        for name, parameter in model.named_parameters():
             middle = 1.0 if parameter.ndim == 1 and not name.endswith("bias") else 0.0
             parameter.copy_(middle + 0.3 * torch.randn(parameter.shape, generator=generator))
     return model

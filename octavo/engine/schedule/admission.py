@@ -136,11 +136,8 @@ class Admitter:
         wanted = min(len(tokens) + (allocator.geometry.hash_unit if state.running else 0), sequence.limit)
         cost = allocator.cost(holding, matched, wanted, state.limits.max_num_batched_tokens)
         others = state.running or self.loading or allocator.pool.pending_pages
-        if cost > allocator.pool.available_pages - state.reserved_pages:
-            if others:
-                return None
-            if allocator.has_states:
-                matched = 0  # A checkpoint takes pages too, until it is copied.
+        if others and cost > allocator.pool.available_pages - state.reserved_pages:
+            return None
         slot = state.slots.next_free
         allocator.adopt(holding, slot, matched)
         if not sequence.started and state.limits.enable_prefix_caching:
@@ -149,8 +146,7 @@ class Admitter:
         admission = self._take_slot(sequence, holding, matched, matched)
         sequence.reserved = allocator.pages_to_grow(holding, len(tokens))
         state.reserved_pages += sequence.reserved
-        # Sources have tokens; a state cannot be fetched yet.
-        offer = None if allocator.has_states else self._source.lookup(sequence.request, tokens, matched)
+        offer = self._source.lookup(sequence.request, tokens, matched)
         if offer is not None and allocator.pages_to_grow(holding, offer.num_tokens) <= allocator.pool.available_pages:
             transfers.append(self._load(sequence, holding, matched, offer))
         return admission

@@ -24,11 +24,6 @@ class ScheduleLimits:
     identity: str = ""
 
     @property
-    def stages(self) -> int:
-        """Pipeline stages. Decodes are spread over as many plans, so that no stage waits for another's."""
-        return max(1, self.depth - 1)
-
-    @property
     def plans_per_sequence(self) -> int:
         """Plans in flight that one sequence may be in: two, or one a round where stages pass plans along."""
         return self.depth if self.depth <= 2 else 1
