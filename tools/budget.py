@@ -31,7 +31,7 @@ CEILINGS = {
     "ops": 5_500,
     "device": 700,
     "constrain": 800,
-    "checkpoint": 1_400,
+    "checkpoint": 1_900,
     "observe": 500,
     "protocol": 900,
     "config": 900,

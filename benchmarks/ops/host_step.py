@@ -53,6 +53,9 @@ class InstantExecutor:
         """Return the oldest answer."""
         return self.results.popleft()
 
+    def check(self) -> None:
+        """Do nothing."""
+
     def shutdown(self) -> None:
         """Do nothing."""
 

@@ -9,6 +9,10 @@ _KNOWN = {
     "OCTAVO_LOG_LEVEL": "log level of all processes: DEBUG, INFO, WARNING or ERROR",
     "OCTAVO_PLUGINS": "comma-separated names of the plugins to load; unset loads all",
     "HF_HOME": "root of the Hugging Face cache",
+    "HF_HUB_CACHE": "folder of the models in it; unset is its folder hub",
+    "HF_ENDPOINT": "address of the hub, or of a mirror",
+    "HF_HUB_OFFLINE": "1: never ask the hub",
+    "HF_TOKEN": "token for the hub",
     "XDG_CACHE_HOME": "the user's cache folder",
 }
 
@@ -19,7 +23,10 @@ class Env:
 
     log_level: str
     plugins: tuple[str, ...] | None
-    hf_home: str
+    hf_hub_cache: str
+    hf_endpoint: str | None
+    hf_hub_offline: bool
+    hf_token: str | None
 
 
 def read_env() -> Env:
@@ -27,10 +34,14 @@ def read_env() -> Env:
     get = os.environ.get  # noqa: TID251
     plugins = get("OCTAVO_PLUGINS")
     cache_home = get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    hf_home = get("HF_HOME") or os.path.join(cache_home, "huggingface")
     return Env(
         log_level=get("OCTAVO_LOG_LEVEL", "INFO").upper(),
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
-        hf_home=get("HF_HOME") or os.path.join(cache_home, "huggingface"),
+        hf_hub_cache=get("HF_HUB_CACHE") or os.path.join(hf_home, "hub"),
+        hf_endpoint=get("HF_ENDPOINT", "").rstrip("/") or None,
+        hf_hub_offline=get("HF_HUB_OFFLINE", "0") in ("1", "true", "True", "YES", "yes"),
+        hf_token=get("HF_TOKEN") or None,
     )
 
 

@@ -19,6 +19,12 @@ class OctavoError(Exception):
         self.field = field
 
 
+def known_error(kind: str, message: str) -> OctavoError | None:
+    """Return the error of this class name, as it was raised in another process; None for one that is not of this tree."""
+    found = globals().get(kind)
+    return found(message) if isinstance(found, type) and issubclass(found, OctavoError) else None
+
+
 class InvalidRequestError(OctavoError, ValueError):
     """A request that cannot be served as it stands; `field` names the offending field."""
 

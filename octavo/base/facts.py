@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 LayerKind = Literal["full", "sliding", "linear"]
-RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class RopeFacts:
 
     attention_factor: of cosines and sines. original_max_position: of the training; dynamic and longrope leave contexts up to
     it as they are. beta_*, mscale*, truncate: yarn's. *_freq_factor: llama3's. short_factors, long_factors: longrope's
-    divisors, one for each pair.
+    divisors, one for each pair. turning: proportional's share of pairs that turn at all.
     """
 
     dim: int
@@ -50,6 +50,7 @@ class RopeFacts:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    turning: float = 1.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 

@@ -41,6 +41,10 @@ class Registry:
         except (ImportError, AttributeError) as error:
             raise PluginError(f"{self.kind} {name!r} ({self._rows[name]}) failed to import: {error}") from error
 
+    def path(self, name: str) -> str:
+        """Return the `module:attribute` that `name` stands for."""
+        return self._rows[name]
+
     def __contains__(self, name: object) -> bool:
         return name in self._rows
 

@@ -26,6 +26,16 @@ def _row(path: str, model_type: str, **defaults: Any) -> _Row:
 
 
 _ROWS: Final = {
+    "BartForConditionalGeneration": _row(
+        "octavo.models.bart:BartForConditionalGeneration", "bart",
+        max_position_embeddings=1024, decoder_layers=12, decoder_attention_heads=16, decoder_ffn_dim=4096, d_model=1024,
+        layer_norm_eps=1e-5, hidden_act="gelu", bos_token_id=0, eos_token_id=2, pad_token_id=1,
+        tie_word_embeddings=True,
+    ),
+    "BertModel": _row(
+        "octavo.models.bert:BertModel", "bert",
+        max_position_embeddings=512, layer_norm_eps=1e-12, hidden_act="gelu", pad_token_id=0, tie_word_embeddings=True,
+    ),
     "LlamaForCausalLM": _row(
         "octavo.models.llama:LlamaForCausalLM", "llama",
         max_position_embeddings=2048, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2,
@@ -34,6 +44,10 @@ _ROWS: Final = {
         "octavo.models.llama:MistralForCausalLM", "mistral",
         max_position_embeddings=131072, rms_norm_eps=1e-6, num_key_value_heads=8, sliding_window=4096,
         bos_token_id=1, eos_token_id=2,
+    ),
+    "Qwen2ForCausalLM": _row(
+        "octavo.models.qwen2:Qwen2ForCausalLM", "qwen2",
+        max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=32, sliding_window=4096,
     ),
     "Qwen3ForCausalLM": _row(
         "octavo.models.qwen3:Qwen3ForCausalLM", "qwen3",
@@ -63,6 +77,71 @@ _ROWS: Final = {
         "octavo.models.starcoder2:Starcoder2ForCausalLM", "starcoder2", max_position_embeddings=4096, rms_norm_eps=1e-5,
         num_key_value_heads=2, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, bos_token_id=50256,
         eos_token_id=50256,
+    ),
+    "Phi3ForCausalLM": _row(
+        "octavo.models.phi3:Phi3ForCausalLM", "phi3",
+        max_position_embeddings=4096, original_max_position_embeddings=4096, rms_norm_eps=1e-5,
+        bos_token_id=1, eos_token_id=32000, pad_token_id=32000,
+    ),
+    "Gemma2ForCausalLM": _row(
+        "octavo.models.gemma2:Gemma2ForCausalLM", "gemma2",
+        max_position_embeddings=8192, rms_norm_eps=1e-6, num_key_value_heads=4, head_dim=256, sliding_window=4096,
+        hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, bos_token_id=2, eos_token_id=1, pad_token_id=0,
+    ),
+    "Gemma3ForCausalLM": _row(
+        "octavo.models.gemma3:Gemma3ForCausalLM", "gemma3_text",
+        vocab_size=262208, max_position_embeddings=131072, rms_norm_eps=1e-6, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=256, sliding_window=4096, rope_theta=1e6, rope_local_base_freq=1e4,
+        hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, bos_token_id=2, eos_token_id=1, pad_token_id=0,
+    ),
+    "GraniteForCausalLM": _row(
+        "octavo.models.granite:GraniteForCausalLM", "granite",
+        max_position_embeddings=2048, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2,
+    ),
+    "Olmo2ForCausalLM": _row(
+        "octavo.models.olmo2:Olmo2ForCausalLM", "olmo2",
+        max_position_embeddings=2048, rms_norm_eps=1e-5, eos_token_id=50279, pad_token_id=1,
+    ),
+    "Cohere2ForCausalLM": _row(
+        "octavo.models.cohere2:Cohere2ForCausalLM", "cohere2",
+        max_position_embeddings=8192, rms_norm_eps=1e-5, sliding_window=4096, tie_word_embeddings=True,
+        bos_token_id=5, eos_token_id=255001, pad_token_id=0,
+    ),
+    "InternLM2ForCausalLM": _row(
+        "octavo.models.internlm2:InternLM2ForCausalLM", "internlm2",
+        max_position_embeddings=2048, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    ),
+    "Glm4ForCausalLM": _row(
+        "octavo.models.glm4:Glm4ForCausalLM", "glm4",
+        max_position_embeddings=131072, rms_norm_eps=1.5625e-7, num_key_value_heads=2, head_dim=128,
+        partial_rotary_factor=0.5, attention_bias=True, eos_token_id=[151329, 151336, 151338], pad_token_id=151329,
+    ),
+    "SmolLM3ForCausalLM": _row(
+        "octavo.models.smollm3:SmolLM3ForCausalLM", "smollm3",
+        max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=4, rope_theta=2e6,
+        tie_word_embeddings=True, bos_token_id=128000, eos_token_id=128001, pad_token_id=128004,
+    ),
+    "DeepseekV2ForCausalLM": _row(
+        "octavo.models.deepseek:DeepseekV2ForCausalLM", "deepseek_v2",
+        max_position_embeddings=2048, rms_norm_eps=1e-6, head_dim=64, bos_token_id=1, eos_token_id=2,
+    ),
+    "Gemma4ForCausalLM": _row(
+        "octavo.models.gemma4:Gemma4ForCausalLM", "gemma4_text",
+        max_position_embeddings=131072, rms_norm_eps=1e-6, num_key_value_heads=4, head_dim=256, sliding_window=512,
+        tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh", bos_token_id=2, eos_token_id=1, pad_token_id=0,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+        },
+    ),
+    "Qwen3NextForCausalLM": _row(
+        "octavo.models.qwen3_next:Qwen3NextForCausalLM", "qwen3_next",
+        max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=2, head_dim=256,
+        partial_rotary_factor=0.25,
+    ),
+    "Qwen3MoeForCausalLM": _row(
+        "octavo.models.qwen3:Qwen3MoeForCausalLM", "qwen3_moe",
+        max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=4, sliding_window=4096,
     ),
 }  # fmt: skip
 

@@ -16,9 +16,9 @@ from octavo.base.facts import ModelFacts
 # Common keys under the names that configurations use for them; of several in one file the first counts.
 SYNONYMS: Final = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
-    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "d_ff"),
+    "num_hidden_layers": ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "decoder_attention_heads", "n_head", "n_heads", "num_heads"),
     "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"),
     "rms_norm_eps": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),

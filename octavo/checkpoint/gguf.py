@@ -2,12 +2,14 @@
 
 Opening walks the header only. Arrays (vocabularies are long) are stepped over and decoded when asked for. Every count,
 length and offset is checked against the file before it is used, so a damaged file is a CheckpointError that names the place.
+A model in several files (NAME-00001-of-00003.gguf) is opened by its first, which holds all metadata.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ _SCALARS: Final = {
 }  # fmt: skip
 _BOOL: Final = 7
 _MAX_DIMENSIONS: Final = 8
+_PART: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
 # The fewest bytes that a metadata entry, and a tensor's, can take: absurd counts are refused before any loop.
 _LEAST_ENTRY: Final = 8 + 4 + 1
 _LEAST_TENSOR: Final = 8 + 4 + 4 + 8
@@ -45,9 +48,10 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """A tensor in the file. shape: outermost first, as torch has it. offset: from the start of the file."""
+    """A tensor in a file. shape: outermost first, as torch has it. offset: from the start of the file."""
 
     name: str
+    file: str
     type: str
     shape: tuple[int, ...]
     offset: int
@@ -131,11 +135,16 @@ class _Cursor:
 
 
 class GgufFile:
-    """An open GGUF file. `metadata` holds scalars as they are and arrays as `GgufArray`; `tensors` is by name."""
+    """An open GGUF file. `metadata` holds scalars as they are and arrays as `GgufArray`; `tensors` is by name.
+
+    Of a model in several files, it is the first one with the tensors of all; `files` are their paths in order.
+    """
 
     def __init__(self, path: str, buffer: mmap.mmap) -> None:
         self.path = path
+        self.files = (path,)
         self._buffer = buffer
+        self._buffers = {path: buffer}
         cursor = _Cursor(path, buffer)
         self.version = _version(cursor)
         num_tensors, num_entries = cursor.whole(10), cursor.whole(10)
@@ -150,7 +159,16 @@ class GgufFile:
     def data(self, name: str) -> memoryview:
         """Return a tensor's raw bytes, read-only and not copied."""
         tensor = self.tensors[name]
-        return memoryview(self._buffer)[tensor.offset : tensor.offset + tensor.nbytes]
+        return memoryview(self._buffers[tensor.file])[tensor.offset : tensor.offset + tensor.nbytes]
+
+    def join(self, part: GgufFile) -> None:
+        """Take in the tensors of the next part of the same model."""
+        for name, tensor in part.tensors.items():
+            if name in self.tensors:
+                raise CheckpointError(f"{part.path}: tensor {name} is also in {self.tensors[name].file}")
+            self.tensors[name] = tensor
+        self.files += part.files
+        self._buffers |= part._buffers
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string; raises CheckpointError if it is missing without a default, or not a string."""
@@ -223,7 +241,46 @@ class GgufFile:
 
 
 def read_gguf(path: str) -> GgufFile:
-    """Open a GGUF file and read its header; raises CheckpointError naming the file and what in it is wrong."""
+    """Open a GGUF file, and the other parts of its model if it is the first of several, and read their headers.
+
+    Raises CheckpointError naming the file and what in it is wrong, or the part that is missing.
+    """
+    first = _open(path)
+    count = first.integer("split.count", 0)
+    if count <= 1:
+        return first
+    paths = part_paths(path, count)
+    if first.integer("split.no") != 0:
+        raise CheckpointError(f"{path}: is a later part of a model in {count} files; name the first, {paths[0]}")
+    missing = [each for each in paths if not Path(each).is_file()]
+    if missing:
+        raise CheckpointError(f"{path}: part {missing[0]} is missing ({len(missing)} of {count} are)")
+    for index, each in enumerate(paths[1:], 1):
+        part = _open(each)
+        if part.integer("split.no", -1) != index or part.integer("split.count", -1) != count:
+            raise CheckpointError(f"{each}: split.no and split.count do not say that it is part {index + 1} of {count}")
+        first.join(part)
+    expected = first.integer("split.tensors.count", len(first.tensors))
+    if len(first.tensors) != expected:
+        raise CheckpointError(f"{path}: split.tensors.count is {expected}, but the parts hold {len(first.tensors)}")
+    return first
+
+
+def part_paths(path: str, count: int) -> list[str]:
+    """Return the names of all parts of a model, given one's; raises CheckpointError if it is not named as a part."""
+    match = _PART.fullmatch(path)
+    if match is None or int(match[3]) != count:
+        raise CheckpointError(f"{path}: is one of {count} parts, but not named so (NAME-00001-of-{count:05}.gguf)")
+    return [f"{match[1]}-{index:05}-of-{match[3]}.gguf" for index in range(1, count + 1)]
+
+
+def is_later_part(name: str) -> bool:
+    """Whether a file's name says that it is not the first part of a model in several files."""
+    match = _PART.fullmatch(name)
+    return match is not None and int(match[2]) != 1
+
+
+def _open(path: str) -> GgufFile:
     try:
         with Path(path).open("rb") as file:
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -274,7 +331,9 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gguf
         size = math.prod(shape) // kind.block * kind.nbytes
         if base + offset + size > cursor.size:
             raise cursor.fail(f"its {size} bytes at {base + offset} reach beyond the end of the file ({cursor.size})")
-        tensors[name] = GgufTensor(name=name, type=kind.name, shape=shape, offset=base + offset, nbytes=size)
+        tensors[name] = GgufTensor(
+            name=name, file=cursor.path, type=kind.name, shape=shape, offset=base + offset, nbytes=size
+        )
     return tensors
 
 

@@ -4,19 +4,50 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from octavo.base.errors import CheckpointError
-from octavo.base.facts import ModelFacts, RopeFacts
+from octavo.base.facts import Activation, ModelFacts, RopeFacts
 from octavo.checkpoint.gguf import GgufArray, GgufFile
 
-_ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-_PAIRS_TOGETHER: Final = ("llama",)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """What files of an architecture have, and what they leave to their readers.
+
+    pairs_together: query and key rows of a rotated pair lie side by side. norms_hold_one: norms are the whole scale, where
+    Hugging Face's add one. known: keys of `_FOREIGN` that the model knows. local_theta: of layers that slide. wide: layers of
+    the one size whose scores are scaled by hidden size per head instead of head size.
+    """
+
+    name: str
+    pairs_together: bool = False
+    norms_hold_one: bool = False
+    known: tuple[str, ...] = ()
+    activation: Activation = "silu"
+    local_theta: float | None = None
+    wide: int | None = None
+
+
+_CAPS: Final = ("attn_logit_softcapping", "final_logit_softcapping")
+_WINDOW: Final = "attention.sliding_window"
+_ROWS: Final = {
+    "llama": _Row(name="LlamaForCausalLM", pairs_together=True),
+    "qwen2": _Row(name="Qwen2ForCausalLM"),
+    "qwen3": _Row(name="Qwen3ForCausalLM"),
+    "gemma2": _Row(
+        name="Gemma2ForCausalLM", norms_hold_one=True, known=(_WINDOW, *_CAPS), activation="gelu_tanh", wide=46
+    ),
+    "gemma3": _Row(
+        name="Gemma3ForCausalLM", norms_hold_one=True, known=(_WINDOW, *_CAPS), activation="gelu_tanh",
+        local_theta=10000.0, wide=62,
+    ),
+}  # fmt: skip
 # Keys, after the architecture's prefix, that change what is computed; zero or one means that they do not.
 _FOREIGN: Final = (
-    "expert_count", "attention.sliding_window", "logit_scale", "residual_scale", "embedding_scale", "attention.scale",
-    "attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "rope.scaling.attn_factor",
+    "expert_count", _WINDOW, "logit_scale", "residual_scale", "embedding_scale", "attention.scale", *_CAPS,
+    "attention.clamp_kqv", "rope.scaling.attn_factor",
 )  # fmt: skip
 _END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _STORED: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -27,17 +58,21 @@ _MOST_LAYERS: Final = 10_000
 
 def keeps_pairs_together(file: GgufFile) -> bool:
     """Return whether query and key rows are stored with the two rows of a rotated pair side by side."""
-    return file.text("general.architecture") in _PAIRS_TOGETHER
+    return _ROWS[file.text("general.architecture")].pairs_together
+
+
+def norms_hold_one(file: GgufFile) -> bool:
+    """Return whether norm weights have a one in them that Hugging Face checkpoints leave to the model to add."""
+    return _ROWS[file.text("general.architecture")].norms_hold_one
 
 
 def read_gguf_facts(file: GgufFile) -> ModelFacts:
     """Return the facts of the model in a GGUF file; raises CheckpointError naming the file and key that is wrong."""
     prefix = file.text("general.architecture")
-    if prefix not in _ARCHITECTURES:
-        raise CheckpointError(
-            f"{file.path}: general.architecture is {prefix!r}; Octavo reads {', '.join(_ARCHITECTURES)}"
-        )
-    _refuse_foreign(file, prefix)
+    if prefix not in _ROWS:
+        raise CheckpointError(f"{file.path}: general.architecture is {prefix!r}; Octavo reads {', '.join(_ROWS)}")
+    row = _ROWS[prefix]
+    _refuse_foreign(file, prefix, row)
     hidden_size = _positive(file, f"{prefix}.embedding_length")
     num_heads = _positive(file, f"{prefix}.attention.head_count")
     num_kv_heads = _positive(file, f"{prefix}.attention.head_count_kv", num_heads)
@@ -52,8 +87,11 @@ def read_gguf_facts(file: GgufFile) -> ModelFacts:
     bos = file.integer("tokenizer.ggml.bos_token_id", -1)
     pad = file.integer("tokenizer.ggml.padding_token_id", -1)
     ends = [file.integer(f"tokenizer.ggml.{key}", -1) for key in _END_KEYS]
+    rope = _rope(file, prefix, head_dim)
+    local_theta = file.number(f"{prefix}.rope.freq_base_swa", row.local_theta or rope.theta)
+    window = file.integer(f"{prefix}.{_WINDOW}", 0)
     return ModelFacts(
-        architecture=_ARCHITECTURES[prefix],
+        architecture=row.name,
         dtype=_dtype(file),
         vocab_size=_vocab_size(file, hidden_size),
         hidden_size=hidden_size,
@@ -64,24 +102,35 @@ def read_gguf_facts(file: GgufFile) -> ModelFacts:
         head_dim=head_dim,
         max_position=_positive(file, f"{prefix}.context_length"),
         norm_eps=_shortest(file.number(f"{prefix}.attention.layer_norm_rms_epsilon")),
-        rope=_rope(file, prefix, head_dim),
+        rope=rope,
+        sliding_rope=RopeFacts(dim=rope.dim, theta=_shortest(local_theta)) if row.local_theta else None,
+        activation=row.activation,
+        sliding_window=window if window > 0 else None,
         tie_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
         bos_token_id=bos if bos >= 0 else None,
         eos_token_ids=tuple(dict.fromkeys(token for token in ends if token >= 0)),
         pad_token_id=pad if pad >= 0 else None,
+        extras=_extras(file, prefix, row, hidden_size // num_heads if row.wide == num_layers else head_dim),
     )
 
 
-def _refuse_foreign(file: GgufFile, prefix: str) -> None:
-    if file.integer("split.count", 0) > 1:
-        raise CheckpointError(
-            f"{file.path}: split.count: one model in several GGUF files is not supported; merge them first"
-        )
+def _extras(file: GgufFile, prefix: str, row: _Row, query_scalar: int) -> dict[str, Any]:
+    """Return what the model alone knows, under the names of config.json."""
+    extras: dict[str, Any] = {}
+    if row.wide is not None:
+        extras["query_pre_attn_scalar"] = query_scalar
+    for name in _CAPS:
+        if name in row.known and file.number(f"{prefix}.{name}", 0.0):
+            extras[name] = _shortest(file.number(f"{prefix}.{name}"))
+    return extras
+
+
+def _refuse_foreign(file: GgufFile, prefix: str, row: _Row) -> None:
     for name in _FOREIGN:
         key = f"{prefix}.{name}"
-        if file.metadata.get(key) not in (None, 0, 1):
+        if name not in row.known and file.metadata.get(key) not in (None, 0, 1):
             raise CheckpointError(f"{file.path}: {key} is {file.metadata[key]!r}, which Octavo does not support")
 
 

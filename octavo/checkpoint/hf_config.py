@@ -42,6 +42,7 @@ _ROPE_KEYS: Final[dict[RopeKind, frozenset[str]]] = {
     "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
+    "proportional": frozenset(),
 }
 _ROPE_COMMON: Final = frozenset({"type", "rope_type", "rope_theta", "partial_rotary_factor", _ORIGINAL})
 _ROPE_NAMES: Final[dict[str, RopeKind]] = {**{kind: kind for kind in _ROPE_KEYS}, "su": "longrope"}
@@ -109,7 +110,8 @@ def _architecture(config: JsonObject) -> str:
     for name in named:
         if name in known:
             return name
-    raise config.fail("architectures", f"is {named}; Octavo has {', '.join(known)}")
+    code = "; the code that comes with it (auto_map) is never run" if config.has("auto_map") else ""
+    raise config.fail("architectures", f"is {named}; Octavo has {', '.join(known)}{code}")
 
 
 def _key(config: JsonObject, common: str) -> str:
@@ -200,6 +202,8 @@ def _rope(config: JsonObject, rope: JsonObject, theta_key: str, head_dim: int, m
     theta = rope.number("rope_theta", config.number(theta_key, 10000.0))
     if kind == "default":
         return RopeFacts(dim=dim, theta=theta)
+    if kind == "proportional":
+        return RopeFacts(dim=head_dim, theta=theta, kind=kind, turning=rotated)
     if kind == "linear":
         return RopeFacts(dim=dim, theta=theta, kind=kind, factor=rope.number("factor"))
     original = config.integer(_ORIGINAL, rope.integer(_ORIGINAL, max_position, low=1), low=1)

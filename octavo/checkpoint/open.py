@@ -3,53 +3,63 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from octavo.base.errors import CheckpointError, ConfigError
-from octavo.base.facts import ModelFacts
-from octavo.checkpoint.gguf import GgufFile, read_gguf
+from octavo.checkpoint.generation import sampling_defaults
+from octavo.checkpoint.gguf import is_later_part, read_gguf
 from octavo.checkpoint.gguf_facts import read_gguf_facts
 from octavo.checkpoint.hf_config import read_hf_facts
-from octavo.checkpoint.json_file import JsonObject, read_json_if_there
 from octavo.checkpoint.locate import locate
 from octavo.checkpoint.record import Checkpoint
-from octavo.checkpoint.safetensors_index import list_tensors, shard_files
+from octavo.checkpoint.shards import ShardKind, list_tensors, shard_files
+from octavo.checkpoint.templates import choose_template
+from octavo.checkpoint.tokenizer_files import TOKENIZER_FILES, tokenizer_file
 from octavo.config.model import ModelConfig
+
+# The first that a folder has is taken.
+_KINDS: Final[tuple[ShardKind, ...]] = ("safetensors", "pt")
 
 
 def open_checkpoint(config: ModelConfig) -> Checkpoint:
     """Find the model that `config` names; raises CheckpointError saying what was tried, or which file or key is wrong.
 
-    The chat template is the one that `config` gives, else that of the tokenizer's folder or file.
+    The chat template is the one that `config` gives or names, else that of the tokenizer's folder or file.
     """
-    path = locate(config.model)
-    weights = path if path.is_file() else _lone_gguf(path, config)
-    tokenizer = _tokenizer(config, weights or path)
-    template = _given_template(config) or (chat_template(tokenizer) if tokenizer is not None else None)
-    if weights is not None:
-        if config.load_format == "safetensors":
-            raise CheckpointError(f"{weights}: is a GGUF file, but load_format is 'safetensors'", field="load_format")
-        if config.hf_overrides:
-            raise ConfigError("hf_overrides changes config.json, and a GGUF file has none", field="hf_overrides")
-        facts, kind, files = read_gguf_facts(read_gguf(str(weights))), "gguf", (str(weights),)
-        path = weights
-    else:
-        facts, files = _folder(path, config)
-        kind = "safetensors" if files else "config"
+    if config.trust_remote_code:
+        raise ConfigError(
+            "trust_remote_code is not supported: Octavo never runs code that comes with weights; an architecture is added "
+            "as a model file of Octavo or of a plugin",
+            field="trust_remote_code",
+        )
+    path = locate(config.model, config.revision, config.load_format)
+    gguf = path if path.is_file() else _lone_gguf(path, config)
+    tokenizer = _tokenizer(config, gguf or path)
+    template = choose_template(config.chat_template, tokenizer)
+    if gguf is None:
+        return _of_folder(path, config, tokenizer, template)
+    if config.load_format in ("safetensors", "pt"):
+        raise CheckpointError(f"{gguf}: is a GGUF file, but load_format is {config.load_format!r}", field="load_format")
+    if config.hf_overrides:
+        raise ConfigError("hf_overrides changes config.json, and a GGUF file has none", field="hf_overrides")
+    file = read_gguf(str(gguf))
     return Checkpoint(
         name=config.model,
-        path=str(path),
-        kind=kind,
-        files=files,
-        facts=facts,
+        path=str(gguf),
+        kind="gguf",
+        files=file.files,
+        facts=read_gguf_facts(file),
         tokenizer=None if tokenizer is None else str(tokenizer),
         chat_template=template,
     )
 
 
 def _lone_gguf(folder: Path, config: ModelConfig) -> Path | None:
-    """Return the folder's .gguf file if that is what it is about; None if safetensors or a bare config is."""
-    found = sorted(folder.glob("*.gguf"))
-    if config.load_format == "safetensors" or (config.load_format != "gguf" and shard_files(folder, complete=False)):
+    """Return the folder's .gguf file if that is what it is about; None if other weights or a bare config is."""
+    found = sorted(path for path in folder.glob("*.gguf") if not is_later_part(path.name))
+    if config.load_format in ("safetensors", "pt"):
+        return None
+    if config.load_format != "gguf" and any(shard_files(folder, kind, complete=False) for kind in _KINDS):
         return None
     if len(found) > 1:
         raise CheckpointError(
@@ -60,17 +70,27 @@ def _lone_gguf(folder: Path, config: ModelConfig) -> Path | None:
     return found[0] if found else None
 
 
-def _folder(folder: Path, config: ModelConfig) -> tuple[ModelFacts, tuple[str, ...]]:
-    """Return facts and weight files of a Hugging Face folder."""
+def _of_folder(folder: Path, config: ModelConfig, tokenizer: Path | None, template: str | None) -> Checkpoint:
+    """Return the checkpoint of a Hugging Face folder."""
     dummy = config.load_format == "dummy"
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: holds no model: no config.json and no .gguf file")
-    files = shard_files(folder, complete=not dummy)
-    if not files and not dummy:
-        other = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
-        hint = f" ({other[0]} is pickled, which Octavo does not load: convert it to safetensors)" if other else ""
-        raise CheckpointError(f"{folder}: holds no weights: no *.safetensors and no .gguf file{hint}")
-    return read_hf_facts(folder, weights_dtype=_weights_dtype(files), overrides=config.hf_overrides), files
+    asked: list[ShardKind] = [kind for kind in _KINDS if config.load_format in ("auto", "dummy", kind)]
+    kind: ShardKind | None = next((kind for kind in asked if shard_files(folder, kind, complete=False)), None)
+    if kind is None and not dummy:
+        raise CheckpointError(f"{folder}: holds no weights: no *.safetensors, pytorch_model*.bin or .gguf file")
+    files = () if kind is None else shard_files(folder, kind, complete=not dummy)
+    dtype = _weights_dtype(files) if kind == "safetensors" else "float32"
+    return Checkpoint(
+        name=config.model,
+        path=str(folder),
+        kind=kind or "config",
+        files=files,
+        facts=read_hf_facts(folder, weights_dtype=dtype, overrides=config.hf_overrides),
+        tokenizer=None if tokenizer is None else str(tokenizer),
+        chat_template=template,
+        sampling=sampling_defaults(folder) if config.generation_config == "auto" else {},
+    )
 
 
 def _weights_dtype(files: tuple[str, ...]) -> str:
@@ -82,64 +102,19 @@ def _weights_dtype(files: tuple[str, ...]) -> str:
 
 
 def _tokenizer(config: ModelConfig, model: Path) -> Path | None:
-    """Return the folder with tokenizer.json, or the .gguf file with a vocabulary; None if there is none or none is wanted."""
+    """Return the folder with tokenizer files, or the .gguf file with a vocabulary; None if there is none or none is wanted."""
     if config.skip_tokenizer_init:
         return None
     if config.tokenizer is None:
-        return model if model.is_file() or (model / "tokenizer.json").is_file() else None
+        return model if model.is_file() or tokenizer_file(model) is not None else None
     given = Path(config.tokenizer).expanduser()
-    path = given.parent.absolute() if given.name == "tokenizer.json" and given.is_file() else locate(config.tokenizer)
-    if path.is_dir() and not (path / "tokenizer.json").is_file():
+    if given.name in TOKENIZER_FILES and given.is_file():
+        return given.parent.absolute()
+    # A revision names a state of the model's repository, not of another's.
+    path = locate(config.tokenizer, config.revision if config.tokenizer == config.model else None, "dummy")
+    if path.is_dir() and tokenizer_file(path) is None:
         found = sorted(path.glob("*.gguf"))
         if len(found) != 1:
             raise CheckpointError(f"{path}: holds no tokenizer.json, and not exactly one .gguf file", field="tokenizer")
         return found[0]
     return path
-
-
-def _given_template(config: ModelConfig) -> str | None:
-    given = config.chat_template
-    if given is None or "{{" in given or "{%" in given:
-        return given
-    try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
-        raise ConfigError(
-            f"chat_template is neither Jinja source nor a file that can be read: {error}", field="chat_template"
-        ) from error
-
-
-def chat_template(source: Path) -> str | None:
-    """Return the chat template that comes with a tokenizer's folder or .gguf file, None if none does."""
-    if source.is_file():
-        return _gguf_template(read_gguf(str(source)))
-    jinja = source / "chat_template.jinja"
-    if jinja.is_file():
-        try:
-            return jinja.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{jinja}: cannot be read: {error}") from error
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        found = _json_template(read_json_if_there(source / name))
-        if found is not None:
-            return found
-    return None
-
-
-def _gguf_template(file: GgufFile) -> str | None:
-    return file.text("tokenizer.chat_template") if "tokenizer.chat_template" in file.metadata else None
-
-
-def _json_template(config: JsonObject) -> str | None:
-    """Read the key "chat_template": one template, or a list of named ones of which "default" is taken."""
-    if not isinstance(config.values.get("chat_template"), list):
-        return config.text("chat_template") if config.has("chat_template") else None
-    named = {
-        entry.get("name"): entry.get("template")
-        for entry in config.list("chat_template") or ()
-        if isinstance(entry, dict)
-    }
-    template = named.get("default")
-    if not isinstance(template, str):
-        raise config.fail("chat_template", f"names no 'default' template, only {sorted(map(str, named))}")
-    return template

@@ -16,6 +16,9 @@ class CacheConfig:
     block_size: int | None = option(
         None, "tokens per block, a multiple of 8; the solver's choice if not given", low=8, high=1024
     )
+    mamba_block_size: int | None = option(
+        None, "tokens between two checkpoints of a recurrent state; the solver's choice if not given", low=8
+    )
     enable_prefix_caching: bool = option(True, "requests that begin alike share pages")
     num_pages: int | None = option(None, "exact number of pages, for tests", low=1)
 

@@ -10,6 +10,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.naming import unknown_name
 from octavo.config.cache import CacheConfig
 from octavo.config.model import ModelConfig
+from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 
 # Other spellings of options that scripts in the wild use.
@@ -23,11 +24,17 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     @staticmethod
     def from_options(options: Mapping[str, Any]) -> EngineConfig:
         """Build from flat options (`max_model_len=…`); raises ConfigError for an unknown name or a value out of range."""
-        concerns: dict[str, Any] = {"model": ModelConfig, "cache": CacheConfig, "schedule": ScheduleConfig}
+        concerns: dict[str, Any] = {
+            "model": ModelConfig,
+            "cache": CacheConfig,
+            "schedule": ScheduleConfig,
+            "parallel": ParallelConfig,
+        }
         homes = {declared.name: concern for concern, cls in concerns.items() for declared in fields(cls)}
         split: dict[str, dict[str, Any]] = {concern: {} for concern in concerns}
         for given, value in options.items():

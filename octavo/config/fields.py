@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from octavo.base.errors import ConfigError
 
 
-def option(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
-    """Declare an option. `low` and `high` are the inclusive range of a number."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high})
+def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, short: str = "") -> Any:
+    """Declare an option. `low` and `high` are the inclusive range of a number; `short` is a second spelling of its flag."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "short": short})
 
 
 def check_options(record: Any) -> None:

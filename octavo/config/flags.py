@@ -19,10 +19,11 @@ from octavo.base.naming import nearest
 from octavo.config.cache import CacheConfig
 from octavo.config.engine import ALIASES, EngineConfig
 from octavo.config.model import ModelConfig
+from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 from octavo.config.serve import ServeConfig
 
-_ENGINE_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig)
+_ENGINE_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig)
 _SERVE_RECORDS: tuple[type[Any], ...] = (ServeConfig,)
 _UNITS = {
     "": 1,
@@ -52,6 +53,7 @@ class Flag:
     meaning: str
     low: float | None
     high: float | None
+    short: str
 
     @property
     def spelling(self) -> str:
@@ -109,6 +111,7 @@ def _flag(declared: Field[Any], hint: Any) -> Flag:
         meaning=declared.metadata["help"],
         low=declared.metadata["low"],
         high=declared.metadata["high"],
+        short=declared.metadata["short"],
     )
 
 
@@ -209,7 +212,8 @@ def render_markdown() -> str:
     for record in (*_ENGINE_RECORDS, *_SERVE_RECORDS):
         lines += [f"## {_title(record)}", "", "| Flag | Value | Default | Range | Meaning |", "|---|---|---|---|---|"]
         for flag in flags_of(record):
-            spelling = f"`{flag.spelling}`" + (f", `{_spell('no_' + flag.name)}`" if flag.kind is bool else "")
+            others = [flag.short] if flag.short else [_spell("no_" + flag.name)] if flag.kind is bool else []
+            spelling = ", ".join(f"`{name}`" for name in (flag.spelling, *others))
             value = flag.value.replace("|", "\\|")
             row = [spelling, value, f"`{flag.default_text}`", flag.range_text, flag.meaning]
             lines.append("| " + " | ".join(row) + " |")
@@ -262,6 +266,7 @@ def _add_flag(group: Any, flag: Flag) -> None:
         )
         return
     group.add_argument(
+        *([flag.short] if flag.short else []),
         flag.spelling,
         dest=flag.name,
         type=_reader(flag),

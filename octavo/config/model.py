@@ -8,7 +8,8 @@ from typing import Any, Literal
 from octavo.config.fields import check_options, option
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
+GenerationConfig = Literal["auto", "none", "vllm"]
+LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +17,9 @@ class ModelConfig:
     """The model and its tokenizer."""
 
     model: str = option(
-        "demo", "a folder, a .gguf file, a hub name in the local cache, or 'demo' for the embedded model"
+        "demo", "a folder, a .gguf file, a hub name (organization/name), or 'demo' for the embedded model"
     )
+    revision: str | None = option(None, "branch, tag or commit of a hub name; main if not given")
     tokenizer: str | None = option(None, "folder or file of the tokenizer, if it is not the model's own")
     skip_tokenizer_init: bool = option(False, "no tokenizer: token ids in, token ids out")
     dtype: DType = option(
@@ -31,7 +33,14 @@ class ModelConfig:
         None, "keys of the model's config.json to change on purpose; null takes one away"
     )
     seed: int = option(0, "seed of dummy weights; requests that bring no seed draw one each", low=0)
-    chat_template: str | None = option(None, "a Jinja chat template, or the path of a file with one")
+    chat_template: str | None = option(
+        None, "a Jinja chat template, the path of a file with one, or the name of one of the model's"
+    )
+    generation_config: GenerationConfig = option(
+        "auto",
+        "auto: a model's generation_config.json gives requests their sampling defaults; none, or vllm: it does not",
+    )
+    trust_remote_code: bool = option(False, "always refused: Octavo runs no code that comes with weights")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -25,6 +25,7 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
     """Settle every open choice; raises ConfigError where a request cannot be met."""
     decisions: list[str] = []
     dtype = _dtype(config, model, device, decisions)
+    _check_spread(config, model)
     max_model_len = config.model.max_model_len or model.max_position
     if max_model_len > model.max_position:
         raise ConfigError(
@@ -33,8 +34,11 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
         )
     source = "asked for" if config.model.max_model_len else "the model's own"
     decisions.append(f"max_model_len {max_model_len}: {source}")
-    depth = 2 if config.schedule.async_scheduling else 1
-    decisions.append(f"{depth} plan(s) in flight: async_scheduling is {config.schedule.async_scheduling}")
+    stages = config.parallel.pipeline_parallel_size
+    depth = stages + 1 if config.schedule.async_scheduling else 1
+    decisions.append(
+        f"{depth} plan(s) in flight: async_scheduling is {config.schedule.async_scheduling}, {stages} pipeline stage(s)"
+    )
     budget = config.schedule.max_num_batched_tokens
     if budget is None:
         # A step of a CPU must stay short beside running streams; a GPU needs large products.
@@ -48,6 +52,28 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
         depth=depth,
         decisions=tuple(decisions),
     )
+
+
+def _check_spread(config: EngineConfig, model: ModelFacts) -> None:
+    """Refuse numbers of ranks that the model cannot be spread over, before a process is started for each."""
+    tensor, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+    for what, count in (("attention heads", model.num_heads), ("intermediate features", model.intermediate_size)):
+        if count % tensor:
+            raise ConfigError(
+                f"tensor_parallel_size must divide the model's {count} {what}, {tensor} does not",
+                field="tensor_parallel_size",
+            )
+    if model.num_kv_heads % tensor and tensor % model.num_kv_heads:
+        raise ConfigError(
+            f"tensor_parallel_size must divide the model's {model.num_kv_heads} key/value heads or be a multiple of them, "
+            f"{tensor} is neither",
+            field="tensor_parallel_size",
+        )
+    if stages > model.num_layers:
+        raise ConfigError(
+            f"pipeline_parallel_size must be at most the model's {model.num_layers} layers, not {stages}",
+            field="pipeline_parallel_size",
+        )
 
 
 def _dtype(config: EngineConfig, model: ModelFacts, device: DeviceFacts, decisions: list[str]) -> str:

@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from octavo.base import errors
-from octavo.base.errors import EngineDeadError, OctavoError
+from octavo.base.errors import EngineDeadError, OctavoError, known_error
 from octavo.base.logging import get_logger
 from octavo.engine.process import HEARTBEAT_SECONDS
 from octavo.engine.spawn import EngineProcess
@@ -145,9 +144,9 @@ class EngineClient:
     def _failure(self, failure: Failure) -> OctavoError:
         """Rebuild the error that kept the engine from loading; later ones all mean that the engine is dead."""
         if self._ready is not None and not self._ready.done():
-            kind = vars(errors).get(failure.kind)
-            if isinstance(kind, type) and issubclass(kind, OctavoError):
-                return kind(failure.message)
+            error = known_error(failure.kind, failure.message)
+            if error is not None:
+                return error
         return EngineDeadError(f"the engine failed: {failure.kind}: {failure.message}")
 
     async def _watch(self) -> None:

@@ -59,4 +59,6 @@ class EngineCore:
             result = self._executor.collect()
             assert result is not None
             return scheduler.commit(result)
+        if plan is None:
+            self._executor.check()
         return scheduler.news()

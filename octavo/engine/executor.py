@@ -12,11 +12,27 @@ from octavo.protocol.step import StepPlan, StepResult
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers know once weights are loaded. free_bytes: memory that the page pool may take."""
+    """What workers know once weights are loaded. free_bytes: memory that the page pool of a rank may take.
+
+    generates: whether the model has a head; if not, it gives vectors only. ranks: the reports that were merged into this
+    one, if there are several ranks; its layers are then those of all stages.
+    """
 
     layers: tuple[KeptLayer, ...]
     free_bytes: int
     decisions: tuple[str, ...] = ()
+    generates: bool = True
+    ranks: tuple[WorkerReport, ...] = ()
+
+    def num_pages(self, geometry: Geometry) -> int:
+        """Return the number of pages for which every rank has the memory."""
+        if not geometry.groups:
+            return 1
+        return min(rank.free_bytes // rank.part(geometry).page_bytes for rank in self.ranks or (self,))
+
+    def part(self, geometry: Geometry) -> Geometry:
+        """Return how the pool of a rank with these layers is cut."""
+        return geometry.part({layer.layer for layer in self.layers})
 
 
 class Executor(Protocol):
@@ -36,6 +52,10 @@ class Executor(Protocol):
 
     def collect(self, timeout: float | None = None) -> StepResult | None:
         """Return the oldest plan's result, waiting up to `timeout` seconds (None: for ever); None when time is up."""
+        ...
+
+    def check(self) -> None:
+        """Return if every rank is alive: for times when no plan is in flight."""
         ...
 
     def shutdown(self) -> None:

@@ -1,27 +1,23 @@
 """The engine process: builds the engine it is told to, then receives, steps and sends until its parent is gone.
 
-Started by `octavo.engine.spawn` as `python -m octavo.engine.process`. Standard input brings one `EngineStart` and then stays
-open for as long as the parent lives: its end, or another parent, means stop. Terminal and service signals are ignored,
-because the front decides when running requests have been served.
+Started by `octavo.engine.spawn` as `python -m octavo.engine.process`; `octavo.engine.child` says how the two are tied. The
+front decides when running requests have been served.
 """
 
 from __future__ import annotations
 
 import os
-import select
-import signal
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import Protocol
 
 import msgspec
 
 from octavo.base.errors import OctavoError
 from octavo.base.registry import import_path
+from octavo.engine.child import Parent
 from octavo.engine.transport.channel import EngineChannel, Heartbeat
 from octavo.engine.transport.endpoints import remove_folder
 from octavo.protocol.codec import Codec
@@ -33,7 +29,6 @@ HEARTBEAT_SECONDS = 1.0
 _STALLED_SECONDS = 120.0
 # What a running step and the workers' end may take after the parent is gone.
 _GRACE_SECONDS = 5.0
-_LENGTH = struct.Struct("!I")
 
 
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,52 +69,24 @@ class RunningEngine:
     shutdown: Callable[[], None]
 
 
-def write_start(pipe: IO[bytes], start: EngineStart) -> None:
-    """Write what `read_start` reads."""
-    data = msgspec.msgpack.encode(start)
-    pipe.write(_LENGTH.pack(len(data)) + data)
-    pipe.flush()
-
-
-def read_start(descriptor: int) -> EngineStart:
-    """Read the start record; raises EOFError if the parent went away first."""
-    (length,) = _LENGTH.unpack(_read_exactly(descriptor, _LENGTH.size))
-    return msgspec.msgpack.decode(_read_exactly(descriptor, length), type=EngineStart)
-
-
-def _read_exactly(descriptor: int, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = os.read(descriptor, size - len(data))
-        if not part:
-            raise EOFError("the parent process is gone")
-        data += part
-    return data
-
-
 class _Watch(threading.Thread):
     """Sees the parent's end even while the engine loads or computes, and tells the front that the process lives."""
 
-    def __init__(self, descriptor: int, folder: str) -> None:
+    def __init__(self, parent: Parent, folder: str) -> None:
         super().__init__(name="watch", daemon=True)
         self.stopping = threading.Event()
         self.ended = threading.Event()
         self.serving = False
         self.idle = False
         self.turned = time.monotonic()
-        self._descriptor = descriptor
+        self._parent = parent
         self._folder = folder
-        self._parent = os.getppid()
 
     def run(self) -> None:
         """Wait for the parent's end, then stop the loop; a loop that does not stop is cut off."""
         beat = Codec[EngineMessage](EngineMessage).encode(TokenDelta())
         heart = Heartbeat(self._folder)
-        poller = select.poll()
-        poller.register(self._descriptor, select.POLLIN)
-        while not self.ended.is_set():
-            if poller.poll(HEARTBEAT_SECONDS * 1000) or os.getppid() != self._parent:
-                break
+        while not self.ended.is_set() and not self._parent.gone_within(HEARTBEAT_SECONDS):
             if self.serving and (self.idle or time.monotonic() - self.turned < _STALLED_SECONDS):
                 heart.send(beat)
         heart.close()
@@ -138,7 +105,8 @@ def _serve(engine: RunningEngine, channel: EngineChannel, watch: _Watch) -> None
         watch.turned = time.monotonic()
         if not core.busy:
             watch.idle = True
-            channel.wait()
+            # Not for ever: a worker that dies meanwhile has to be noticed.
+            channel.wait(HEARTBEAT_SECONDS)
             watch.idle = False
         for message in channel.receive():
             core.handle(message)
@@ -153,15 +121,13 @@ def _build(start: EngineStart) -> RunningEngine:
 
 def main() -> int:
     """Run an engine for the parent process; returns the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    descriptor = sys.stdin.fileno()
+    parent = Parent()
     try:
-        start = read_start(descriptor)
+        start = msgspec.msgpack.decode(parent.read_start(), type=EngineStart)
     except EOFError:
         return 0
-    watch = _Watch(descriptor, start.folder)
-    channel = EngineChannel(start.folder, stopping=watch.stopping, wake_fd=descriptor)
+    watch = _Watch(parent, start.folder)
+    channel = EngineChannel(start.folder, stopping=watch.stopping, wake_fd=parent.descriptor)
     watch.start()
     engine: RunningEngine | None = None
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ class Intake:
     """What requests are checked against. tokenizer: None takes token ids only.
 
     max_model_len: prompt and output tokens together. template: of chats, None if they cannot be rendered. max_logprobs:
-    alternatives per token that may be asked for; None is no limit but the vocabulary.
+    alternatives per token that may be asked for; None is no limit but the vocabulary. sampling: what takes the place of
+    SamplingParams' own defaults.
     """
 
     facts: ModelFacts
@@ -43,6 +44,7 @@ class Intake:
     tokenizer: Tokenizer | None = None
     template: ChatTemplate | None = None
     max_logprobs: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def request(
         self, prompt: Prompt, params: SamplingParams, *, key: int, priority: int = 0, cache_salt: str = ""

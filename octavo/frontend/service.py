@@ -111,13 +111,15 @@ class RequestStream:
 class TextService:
     """Text generation by one engine in another process.
 
-    max_model_len: prompt and output tokens together. tokenizer: None with skip_tokenizer_init.
+    max_model_len: prompt and output tokens together. tokenizer: None with skip_tokenizer_init. sampling: the model's own
+    defaults of sampling parameters.
     max_queued: requests that may wait for the engine to begin with them; 0 is no limit.
     """
 
     def __init__(self, client: EngineClient, intake: Intake, *, max_queued: int = 0) -> None:
         self.max_model_len: int = intake.max_model_len
         self.tokenizer: Tokenizer | None = intake.tokenizer
+        self.sampling: Mapping[str, Any] = intake.sampling
         self._client = client
         self._intake = intake
         self._max_queued = max_queued
@@ -183,7 +185,8 @@ class TextService:
             add_generation_prompt=add_generation_prompt,
             template_kwargs=template_kwargs,
         )
-        return await self._run(render, _num_characters(messages))
+        # Never on the loop: how long a template takes does not follow from the length of the chat.
+        return await asyncio.get_running_loop().run_in_executor(self._threads, render)
 
     def stats(self) -> EngineStats | None:
         """Return the engine's latest gauges and totals; None before its first step."""

@@ -55,7 +55,7 @@ class FalconForCausalLM(nn.Module):
         norms = 2 if not parallel else (keys["num_ln_in_parallel_attn"] or 2) if new else 1
         num_kv_heads = facts.num_kv_heads if new else 1 if keys["multi_query"] else facts.num_heads
         heads = Heads(query=facts.num_heads, kv=num_kv_heads, dim=facts.head_dim)
-        # Its biases are scaled as scores are.
+        # Biases are scaled as scores are. They are exact; transformers rounds slope * position to bfloat16.
         positions = alibi(heads.query, scale=heads.dim**-0.5) if keys["alibi"] else Rope(facts.rope)
         layer_kind = ParallelDecoderLayer if parallel else DecoderLayer
         self.embed = Embedding(facts.vocab_size, hidden)

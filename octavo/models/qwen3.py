@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025): Llama's shape, with queries and keys normalized in each head.
+"""Qwen3 (Yang et al. 2025): Llama's shape, with queries and keys normalized in each head; dense, or a mixture of experts.
 
 Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size.
 """
@@ -15,6 +15,7 @@ from octavo.nn.embedding import Embedding, LMHead
 from octavo.nn.heads import Heads
 from octavo.nn.linear import QKVLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
+from octavo.nn.moe import Routing, SparseMLP
 from octavo.nn.norm import RMSNorm
 from octavo.nn.rope import Rope
 
@@ -69,13 +70,17 @@ class Qwen3ForCausalLM(nn.Module):
                     attention_norm=RMSNorm(hidden, eps),
                     attention=Qwen3Attention(facts, layer, rope),
                     mlp_norm=RMSNorm(hidden, eps),
-                    mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation),
+                    mlp=self.feed_forward(facts, layer),
                 )
                 for layer in range(facts.num_layers)
             ),
             norm=RMSNorm(hidden, eps),
         )
         self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
+
+    def feed_forward(self, facts: ModelFacts, layer: int) -> nn.Module:
+        """Return the feed-forward of a layer."""
+        return GatedMLP(facts.hidden_size, facts.intermediate_size, facts.activation)
 
     def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
         """Return hidden states [T, hidden] of ids, int64 [T]."""
@@ -84,3 +89,39 @@ class Qwen3ForCausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 [S, vocabulary] from hidden [S, hidden]."""
         return self.head(hidden)
+
+
+class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
+    """The same with experts in the layers that are not in `mlp_only_layers`, or in every `decoder_sparse_step`-th."""
+
+    config_keys = {
+        **Qwen3ForCausalLM.config_keys,
+        "num_experts": None,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": (),
+    }
+    checkpoint_names = {
+        **Qwen3ForCausalLM.checkpoint_names,
+        "decoder.layers.{}.mlp.router": "model.layers.{}.mlp.gate",
+        "decoder.layers.{}.mlp.experts.{}.gate": "model.layers.{}.mlp.experts.{}.gate_proj",
+        "decoder.layers.{}.mlp.experts.{}.up": "model.layers.{}.mlp.experts.{}.up_proj",
+        "decoder.layers.{}.mlp.experts.{}.down": "model.layers.{}.mlp.experts.{}.down_proj",
+    }
+
+    def feed_forward(self, facts: ModelFacts, layer: int) -> nn.Module:
+        """Return experts, or one dense block, as the configuration says for the layer."""
+        extras = facts.extras
+        num_experts = extras["num_experts"] or extras["num_local_experts"]
+        sparse = layer not in (extras["mlp_only_layers"] or ()) and (layer + 1) % extras["decoder_sparse_step"] == 0
+        if not (sparse and num_experts):
+            return super().feed_forward(facts, layer)
+        routing = Routing(
+            num_experts=num_experts,
+            experts_per_token=extras["num_experts_per_tok"],
+            normalize=extras["norm_topk_prob"],
+        )
+        return SparseMLP(facts.hidden_size, extras["moe_intermediate_size"], facts.activation, routing)

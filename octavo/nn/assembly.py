@@ -17,6 +17,7 @@ from octavo.base.facts import DeviceFacts
 from octavo.nn.formats.base import WeightFormat
 from octavo.nn.parallel.mesh import Mesh
 from octavo.ops.registry import Kernels
+from octavo.protocol.kept import KeptLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,10 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where a checkpoint's tensor goes. shape: the whole tensor's. cut: the slice of it that is held, as `tensor` [cut]."""
+    """Where a checkpoint's tensor goes. shape: the whole tensor's. cut: the slice of it that is held, as `tensor` [cut].
+
+    A tensor without elements: it belongs to the checkpoint, but nothing of it is held here.
+    """
 
     tensor: Tensor
     shape: tuple[int, ...]
@@ -106,9 +110,27 @@ class Finalized(Protocol):
         ...
 
 
+@runtime_checkable
+class Keeper(Protocol):
+    """A layer that keeps something between steps, or reads what another keeps."""
+
+    def kept(self) -> KeptLayer:
+        """Return what, once the layer is placed and bound."""
+        ...
+
+
+class Elsewhere(nn.Module):
+    """Stands where a module is that another stage holds, with all its weights."""
+
+
 def parameter(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
     """Return a parameter on the meta device that asks for no gradient."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=False)
+
+
+def nothing(shape: tuple[int, ...]) -> Destination:
+    """Return the destination of a tensor of which other ranks hold everything."""
+    return Destination(tensor=torch.empty((0, *shape[1:])), shape=shape, cut=(slice(0, 0),))
 
 
 def whole(tensor: Tensor) -> Destination:

@@ -5,6 +5,7 @@ Shapes: T tokens in the step, R rows (sequences), P pages in the pool, C columns
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -26,12 +27,29 @@ class GroupInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateInputs:
+    """Where one group of states is, for the rows of this step. S pages hold a sequence's states of all layers.
+
+    before, after: int64 [R, S], the pages that hold a row's states before and after the step. fresh: bool [R], rows that
+    begin: their state is zero, whatever the pages hold.
+    """
+
+    before: Tensor
+    after: Tensor
+    fresh: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPages:
-    """One layer's planes in the pool: name -> strided view [P, heads, block, dim]. `column`: j of its bundle in a block."""
+    """One layer's planes in the pool: name -> strided view [P, heads, block, dim]. `column`: j of its bundle in a block.
+
+    Of a state, `heads` are those of one page and `block` is 1; parts: pages that it spans, from `column` on.
+    """
 
     group: int
     column: int
     planes: dict[str, Tensor]
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +57,28 @@ class ForwardContext:
     """Everything a forward pass needs besides the token ids.
 
     positions: int64 [T]. query_starts: int32 [R + 1], where each row's tokens begin. lengths: int32 [R], tokens of each row
-    after this step: the row's last query is at position length - 1. layers: by model layer index.
+    after this step: the row's last query is at position length - 1. layers: by model layer index, those that are here.
+    layer_inputs: [T, layers, features], what a model gives its layers beside the hidden states. encoder_lengths: int32 [R],
+    tokens of each row's encoder input, if there is an encoder. The encoder's own pass has a context in which all of this is
+    about its tokens.
     """
 
     positions: Tensor
     query_starts: Tensor
     lengths: Tensor
-    groups: tuple[GroupInputs, ...]
-    layers: tuple[LayerPages, ...]
+    groups: tuple[GroupInputs | StateInputs, ...]
+    layers: Mapping[int, LayerPages]
+    layer_inputs: Tensor | None = None
+    encoder_lengths: Tensor | None = None
+
+    def tokens(self, pages: LayerPages) -> GroupInputs:
+        """Return where the tokens of a layer's group are."""
+        group = self.groups[pages.group]
+        assert isinstance(group, GroupInputs)
+        return group
+
+    def states(self, pages: LayerPages) -> StateInputs:
+        """Return where the states of a layer's group are."""
+        group = self.groups[pages.group]
+        assert isinstance(group, StateInputs)
+        return group

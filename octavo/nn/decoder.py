@@ -6,15 +6,20 @@ Shapes: T tokens, N hidden features.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
-from octavo.nn.assembly import Stored
+from octavo.nn.assembly import Binding, Elsewhere, Stored
 from octavo.nn.context import ForwardContext
 from octavo.nn.norm import Norm
+from octavo.nn.parallel.collectives import receive_before, send_on
+from octavo.nn.parallel.mesh import Mesh
+from octavo.nn.parallel.placement import portion
 
 
+@runtime_checkable
 class CausalLM(Protocol):
     """What the worker asks of a model file. checkpoint_names: path in the model -> name in a Hugging Face checkpoint.
 
@@ -34,6 +39,14 @@ class CausalLM(Protocol):
         ...
 
 
+class EncoderDecoder(CausalLM, Protocol):
+    """A model that reads an input with an encoder first."""
+
+    def encode(self, ids: Tensor, ctx: ForwardContext) -> None:
+        """Encode ids, int64 [T], whose rows are whole, and write into pages what the decoder attends to."""
+        ...
+
+
 class DecoderLayer(nn.Module):
     """Attention, then feed-forward, each normalized before and added to the residual stream after."""
 
@@ -48,6 +61,29 @@ class DecoderLayer(nn.Module):
         """Return what is to be added to the residual [T, N]; delta is what the layer before left to be added to it."""
         delta = self.attention(self.attention_norm.add(delta, residual), ctx)
         return self.mlp(self.mlp_norm.add(delta, residual))
+
+
+class SandwichDecoderLayer(DecoderLayer):
+    """Attention, then feed-forward, each normalized before and after (Ding et al. 2021, CogView)."""
+
+    def __init__(
+        self,
+        *,
+        attention_norm: Norm,
+        attention: nn.Module,
+        after_attention_norm: Norm,
+        mlp_norm: Norm,
+        mlp: nn.Module,
+        after_mlp_norm: Norm,
+    ) -> None:
+        super().__init__(attention_norm=attention_norm, attention=attention, mlp_norm=mlp_norm, mlp=mlp)
+        self.after_attention_norm = after_attention_norm
+        self.after_mlp_norm = after_mlp_norm
+
+    def forward(self, delta: Tensor | None, residual: Tensor, ctx: ForwardContext) -> Tensor:
+        """Return what is to be added to the residual [T, N]; delta is what the layer before left to be added to it."""
+        attended: Tensor = self.attention(self.attention_norm.add(delta, residual), ctx)
+        return self.after_mlp_norm(self.mlp(self.mlp_norm.add(self.after_attention_norm(attended), residual)))
 
 
 class ParallelDecoderLayer(nn.Module):
@@ -89,18 +125,39 @@ class PostNormDecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Layers, and the norm after the last, if there is one."""
+    """Layers, and the norm after the last, if there is one. A stage runs its share of them."""
 
     def __init__(self, layers: Iterable[nn.Module], norm: Norm | None) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.norm = norm
 
+    def place(self, mesh: Mesh, dtype: torch.dtype) -> None:
+        """Keep the layers of this stage; the others keep their numbers."""
+        self.stage = portion(len(self.layers), mesh.pipeline)
+        for index in range(len(self.layers)):
+            if index not in self.stage:
+                self.layers[index] = Elsewhere()
+
+    def bind(self, binding: Binding) -> None:
+        """Take the ways to the neighbouring stages."""
+        self._receive, self._send = receive_before(binding.mesh.pipeline), send_on(binding.mesh.pipeline)
+        self._ends = binding.mesh.ends
+
     def forward(self, residual: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return the last hidden states [T, N], normalized if there is a norm; residual [T, N] is overwritten."""
-        delta: Tensor | None = None
-        for layer in self.layers:
-            delta = layer(delta, residual, ctx)
+        """Return the last hidden states [T, N], normalized if there is a norm; residual [T, N] is overwritten.
+
+        Behind the first stage, what residual and the layers' inputs hold at first does not count; before the last, what is
+        returned does not.
+        """
+        residual, delta = self._receive(residual), None
+        if ctx.layer_inputs is not None:
+            self._receive(ctx.layer_inputs)
+        for index in self.stage:
+            delta = self.layers[index](delta, residual, ctx)
+        if not self._ends:
+            self._send(residual if delta is None else residual.add_(delta))
+            return residual if ctx.layer_inputs is None else self._send(ctx.layer_inputs)
         if self.norm is not None:
             return self.norm.add(delta, residual)
         return residual if delta is None else residual + delta

@@ -1,4 +1,4 @@
-"""The vocabulary at both ends of a model: token embeddings and the language-model head.
+"""The vocabulary at both ends of a model: token embeddings and the language-model head. Ranks share its rows.
 
 Shapes: T tokens, S rows to sample, V vocabulary, N hidden features.
 """
@@ -11,59 +11,95 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from octavo.nn.assembly import Destination, parameter, whole
-from octavo.nn.parallel.mesh import Mesh
+from octavo.nn.assembly import Binding, Destination, parameter
+from octavo.nn.parallel.collectives import all_gather, all_reduce
+from octavo.nn.parallel.mesh import Axis, Mesh
+from octavo.nn.parallel.placement import portion
 
 # Rows of the head widened to float32 at a time, for other dtypes.
 _TILE = 8192
 
 
-class Embedding(nn.Module):
-    """A vector for every token of the vocabulary."""
+class _Table(nn.Module):
+    """The rows of a table [V, N] that this rank holds."""
 
-    weight: nn.Parameter
+    weight: nn.Parameter | None
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.shape = (vocab_size, hidden_size)
+        self.register_parameter("weight", None)
+
+    def settle(self, mesh: Mesh, dtype: torch.dtype) -> None:
+        """Settle which rows are here. A table with fewer rows than ranks is held whole."""
+        self.axis = mesh.tensor if self.shape[0] >= mesh.tensor.size else Axis()
+        self.rows = portion(self.shape[0], self.axis)
+        self.dtype = dtype
+
+    def make(self) -> None:
+        """Make the rows that are here."""
+        self.weight = parameter((len(self.rows), self.shape[1]), self.dtype)
+
+    def destinations(self) -> Mapping[str, Destination]:
+        """Return `weight`, or nothing if no row is here."""
+        if self.weight is None:
+            return {}
+        cut = (slice(self.rows.start, self.rows.stop),)
+        return {"weight": Destination(tensor=self.weight, shape=self.shape, cut=cut)}
+
+
+class Embedding(_Table):
+    """A vector for every token of the vocabulary. It is looked up by the first stage alone."""
 
     def place(self, mesh: Mesh, dtype: torch.dtype) -> None:
         """Make the table [V, N]."""
-        self.weight = parameter(self.shape, dtype)
+        self.settle(mesh, dtype)
+        self.starts = mesh.starts
+        if self.starts:
+            self.make()
 
-    def destinations(self) -> Mapping[str, Destination]:
-        """Return `weight`."""
-        return {"weight": whole(self.weight)}
+    def bind(self, binding: Binding) -> None:
+        """Take the sum over ranks."""
+        self._reduce = all_reduce(self.axis)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return [T, N] for ids, int64 [T]; the result is the caller's own."""
-        return F.embedding(ids, self.weight)
+        """Return [T, N] for ids, int64 [T]; the result is the caller's own. Behind the first stage it holds anything."""
+        if not self.starts:
+            return torch.empty((len(ids), self.shape[1]), dtype=self.dtype, device=ids.device)
+        assert self.weight is not None
+        if len(self.rows) == self.shape[0]:
+            return F.embedding(ids, self.weight)
+        local = ids - self.rows.start
+        absent = (local < 0) | (local >= len(self.rows))
+        found = F.embedding(local.masked_fill_(absent, 0), self.weight)
+        return self._reduce(found.masked_fill_(absent[:, None], 0.0))
 
 
-class LMHead(nn.Module):
+class LMHead(_Table):
     """Scores of every token of the vocabulary. tied: the embedding whose table it uses, if it has none of its own."""
 
-    weight: nn.Parameter
-
     def __init__(self, hidden_size: int, vocab_size: int, tied: Embedding | None = None) -> None:
-        super().__init__()
-        self.shape = (vocab_size, hidden_size)
+        super().__init__(vocab_size, hidden_size)
         # In a tuple, so that the embedding's parameter stays in one place of the module tree.
         self.tied = () if tied is None else (tied,)
 
     def place(self, mesh: Mesh, dtype: torch.dtype) -> None:
-        """Make the table [V, N], unless it is the embedding's."""
-        if not self.tied:
-            self.weight = parameter(self.shape, dtype)
+        """Make the table [V, N] on the last stage; the embedding, placed before, makes one of its own if it is tied."""
+        self.settle(mesh, dtype)
+        if mesh.ends:
+            table = self.tied[0] if self.tied else self
+            table.make()
 
-    def destinations(self) -> Mapping[str, Destination]:
-        """Return `weight`, or nothing if it is the embedding's."""
-        return {} if self.tied else {"weight": whole(self.weight)}
+    def bind(self, binding: Binding) -> None:
+        """Take the way to join the ranks' parts."""
+        sizes = [len(portion(self.shape[0], self.axis, rank)) for rank in range(self.axis.size)]
+        self._gather = all_gather(self.axis, sizes)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 [S, V], of hidden [S, N]; never rounded to a narrower dtype."""
         weight = self.tied[0].weight if self.tied else self.weight
+        assert weight is not None, "only the last stage has a head"
         if weight.dtype == torch.float32:
-            return F.linear(hidden, weight)
+            return self._gather(F.linear(hidden, weight))
         wide = hidden.float()
-        return torch.cat([F.linear(wide, rows.float()) for rows in weight.split(_TILE)], -1)
+        return self._gather(torch.cat([F.linear(wide, rows.float()) for rows in weight.split(_TILE)], -1))

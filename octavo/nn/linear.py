@@ -42,8 +42,9 @@ class Piece(nn.Module):
         self.tensors: dict[str, Tensor] = {}
         self.bias: nn.Parameter | None = None
 
-    def create(self, num_ins: int, placements: Mapping[str, Placement], bias: torch.dtype | None) -> None:
-        """Make the parameters. num_ins: of the whole weight. bias: its dtype, if there is one."""
+    def create(self, num_ins: int, placements: Mapping[str, Placement], bias: torch.dtype | None, adds: bool) -> None:
+        """Make the parameters. num_ins: of the whole weight. bias: its dtype, if there is one; adds: whether it counts."""
+        self.adds_bias = adds
         self.num_ins = num_ins
         self.placements = placements
         num_outs = sum(len(placements[part.name].outs) for part in self.parts)
@@ -60,8 +61,8 @@ class Piece(nn.Module):
             place, prefix = self.placements[part.name], f"{part.name}." if part.name else ""
             held = range(first, first + len(place.outs))
             for spec in self.format.tensors(part.num_outs, self.num_ins):
-                local = self.get_parameter(spec.name)[_cut(spec, outs=held, ins=range(len(place.ins)))]
-                cut = _cut(spec, outs=place.outs, ins=place.ins)
+                local = self.get_parameter(spec.name)[cut_of(spec, outs=held, ins=range(len(place.ins)))]
+                cut = cut_of(spec, outs=place.outs, ins=place.ins)
                 found[prefix + spec.name] = Destination(tensor=local, shape=spec.shape, cut=cut)
             if self.bias is not None:
                 local = self.bias[held.start : held.stop]
@@ -77,10 +78,10 @@ class Piece(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x [T, in] times the weight: [T, out]."""
-        return self.format.apply(x, self.tensors, self.bias)
+        return self.format.apply(x, self.tensors, self.bias if self.adds_bias else None)
 
 
-def _cut(spec: TensorSpec, *, outs: range, ins: range) -> tuple[slice, ...]:
+def cut_of(spec: TensorSpec, *, outs: range, ins: range) -> tuple[slice, ...]:
     """Return the slice of a tensor that holds these outputs and inputs."""
     cut = [slice(None)] * len(spec.shape)
     sliced: tuple[tuple[Sliced | None, range], ...] = ((spec.outs, outs), (spec.ins, ins))
@@ -120,10 +121,10 @@ class Linear(nn.Module):
             for part in self.parts
         }
         self.sizes = [len(placements[part.name].outs) for part in self.parts]
-        # The outputs of a row projection are summed over ranks: the bias is added once.
-        bias = dtype if self.has_bias and (self.role != "row" or mesh.tensor.rank == 0) else None
+        # The outputs of a row projection are summed over ranks: the bias, which all of them hold, is added once.
+        adds = self.role != "row" or mesh.tensor.rank == 0
         for piece in self._pieces():
-            piece.create(self.num_ins, placements, bias)
+            piece.create(self.num_ins, placements, dtype if self.has_bias else None, adds)
 
     def destinations(self) -> Mapping[str, Destination]:
         """Return the destinations of all parts: `weight`, or `q.weight`, `k.weight`…"""
@@ -160,10 +161,10 @@ class ReplicatedLinear(Linear):
 
 
 class ColumnLinear(Linear):
-    """A projection whose outputs are spread over ranks."""
+    """A projection whose outputs are spread over ranks, `unit` of them together."""
 
-    def __init__(self, num_ins: int, num_outs: int, bias: bool = False) -> None:
-        super().__init__(num_ins, (Part(num_outs=num_outs),), "column", bias)
+    def __init__(self, num_ins: int, num_outs: int, bias: bool = False, unit: int = 1) -> None:
+        super().__init__(num_ins, (Part(num_outs=num_outs, unit=unit),), "column", bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [T, out held here]."""
@@ -206,6 +207,23 @@ class QKVLinear(Linear):
             k.unflatten(-1, (-1, self.head_dim)),
             v.unflatten(-1, (-1, self.head_dim)),
         )
+
+
+class GatedQKVLinear(Linear):
+    """Queries, a gate for what they find, keys and values from one product. Parts: q, gate, k, v."""
+
+    def __init__(self, num_ins: int, heads: Heads, bias: bool = False) -> None:
+        dim = heads.dim
+        queries = (Part(name=name, num_outs=heads.query * dim, unit=dim) for name in ("q", "gate"))
+        keys = (Part(name=name, num_outs=heads.kv * dim, unit=dim, repeat=True) for name in ("k", "v"))
+        super().__init__(num_ins, (*queries, *keys), "column", bias)
+        self.head_dim = dim
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return q [T, H, D], the gate [T, H * D], k [T, K, D] and v [T, K, D]."""
+        q, gate, k, v = self.outputs(x)
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        return q, gate, k, v
 
 
 class GateUpLinear(Linear):

@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from octavo.nn.assembly import Binding, Destination, parameter, whole
+from octavo.nn.assembly import Binding, Destination, nothing, parameter, whole
+from octavo.nn.parallel.collectives import all_reduce
 from octavo.nn.parallel.mesh import Mesh
 from octavo.nn.parallel.placement import share
 
@@ -29,26 +30,30 @@ class Norm(Protocol):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dimension (Zhang & Sennrich 2019)."""
+    """Root-mean-square norm over the last dimension (Zhang & Sennrich 2019). weight: whether it has one, or ones."""
 
-    weight: nn.Parameter
+    weight: Tensor
 
-    def __init__(self, num_features: int, eps: float) -> None:
+    def __init__(self, num_features: int, eps: float, *, weight: bool = True) -> None:
         super().__init__()
         self.num_features = num_features
         self.eps = eps
+        self.has_weight = weight
 
     def place(self, mesh: Mesh, dtype: torch.dtype) -> None:
         """Make the weight; every rank has it."""
-        self.weight = parameter((self.num_features,), dtype)
+        if self.has_weight:
+            self.weight = parameter((self.num_features,), dtype)
 
     def bind(self, binding: Binding) -> None:
         """Take the kernels."""
+        if not self.has_weight:
+            self.weight = torch.ones(self.num_features, dtype=getattr(torch, binding.dtype), device=binding.device)
         self._norm, self._add_norm = binding.kernels.rms_norm, binding.kernels.add_rms_norm
 
     def destinations(self) -> Mapping[str, Destination]:
         """Return `weight`."""
-        return {"weight": whole(self.weight)}
+        return {"weight": whole(self.weight)} if self.has_weight else {}
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x [..., N] normalized."""
@@ -59,6 +64,63 @@ class RMSNorm(nn.Module):
         if delta is None:
             return self._norm(residual, self.weight, self.eps)
         return self._add_norm(delta, residual, self.weight, self.eps)
+
+
+class OffsetRMSNorm(RMSNorm):
+    """RMS norm whose checkpoint holds what is added to a scale of one (Gemma). Both are float32: no digit is lost."""
+
+    stored: nn.Parameter
+
+    def place(self, mesh: Mesh, dtype: torch.dtype) -> None:
+        """Make what the checkpoint holds; every rank has it."""
+        self.stored = parameter((self.num_features,), torch.float32)
+
+    def bind(self, binding: Binding) -> None:
+        """Take the kernels, and memory for the scale."""
+        super().bind(binding)
+        self.weight = torch.ones(self.num_features, device=binding.device)
+
+    def destinations(self) -> Mapping[str, Destination]:
+        """Return `weight`."""
+        return {"weight": whole(self.stored)}
+
+    def finalize(self) -> None:
+        """Settle the scale."""
+        self.weight.copy_(self.stored + 1)
+
+
+class ProjectionRMSNorm(nn.Module):
+    """RMS norm over all heads of a projection together, of which ranks have some each."""
+
+    weight: nn.Parameter
+
+    def __init__(self, num_heads: int, num_features: int, eps: float) -> None:
+        super().__init__()
+        self.shape = (num_heads, num_features)
+        self.eps = eps
+
+    def place(self, mesh: Mesh, dtype: torch.dtype) -> None:
+        """Make the weights of the heads that are here."""
+        self.axis = mesh.tensor
+        held = share(self.shape[0], self.axis, repeat=True)
+        self.held = slice(held.start * self.shape[1], held.stop * self.shape[1])
+        self.weight = parameter((self.held.stop - self.held.start,), dtype)
+
+    def bind(self, binding: Binding) -> None:
+        """Take the sum over ranks."""
+        self._reduce = all_reduce(self.axis)
+
+    def destinations(self) -> Mapping[str, Destination]:
+        """Return `weight`."""
+        whole_shape = (self.shape[0] * self.shape[1],)
+        return {"weight": Destination(tensor=self.weight, shape=whole_shape, cut=(self.held,))}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x [T, H, N] normalized, computed in float32 and rounded once."""
+        wide = x.flatten(1).float()
+        # Every rank has equally many heads, and every head is on equally many ranks.
+        mean = self._reduce(wide.square().mean(-1, keepdim=True)) / self.axis.size
+        return (wide * (mean + self.eps).rsqrt() * self.weight).to(x.dtype).view(x.shape)
 
 
 class LayerNorm(nn.Module):
@@ -119,7 +181,12 @@ class HeadsLayerNorm(nn.Module):
 
     def destinations(self) -> Mapping[str, Destination]:
         """Return `0.weight`, `1.weight`…: by head."""
-        return {f"{head}.weight": whole(self.weight[head - self.held.start]) for head in self.held}
+        return {
+            f"{head}.weight": whole(self.weight[head - self.held.start])
+            if head in self.held
+            else nothing(self.shape[1:])
+            for head in range(self.shape[0])
+        }
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x [T, H, N] normalized."""

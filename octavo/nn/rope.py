@@ -52,6 +52,9 @@ def rope_frequencies(facts: RopeFacts, num_positions: int) -> Tensor:
             return frequencies
         case "linear":
             return frequencies / facts.factor
+        case "proportional":
+            turning = int(facts.turning * facts.dim // 2)
+            return torch.cat((frequencies[:turning], torch.zeros(facts.dim // 2 - turning)))
         case "dynamic":
             return _dynamic(frequencies, facts, num_positions)
         case "yarn":

@@ -11,7 +11,21 @@ from octavo.base.facts import DeviceFacts
 from octavo.base.naming import unknown_name
 from octavo.base.plugins import extend
 from octavo.base.registry import Registry, import_path
-from octavo.ops import gated_activation, layer_norm, page_copy, page_write, paged_attention, rms_norm, rope
+from octavo.ops import (
+    causal_conv,
+    cross_attention,
+    gated_activation,
+    gated_delta_rule,
+    grouped_experts,
+    latent_attention,
+    layer_norm,
+    page_copy,
+    page_write,
+    paged_attention,
+    rms_norm,
+    rope,
+    row_attention,
+)
 from octavo.ops.candidate import Candidate, Op, choose
 
 _OPS = (
@@ -22,9 +36,16 @@ _OPS = (
     rope.ROPE,
     gated_activation.ACTIVATION,
     gated_activation.GATED_ACTIVATION,
+    grouped_experts.GROUPED_EXPERTS,
     page_write.PAGE_WRITE,
+    page_write.PLANE_WRITE,
     page_copy.PAGE_COPY,
     paged_attention.PAGED_ATTENTION,
+    latent_attention.LATENT_ATTENTION,
+    row_attention.ROW_ATTENTION,
+    cross_attention.CROSS_ATTENTION,
+    causal_conv.CAUSAL_CONV,
+    gated_delta_rule.GATED_DELTA_RULE,
 )
 
 
@@ -39,9 +60,16 @@ class Kernels:
     rope: rope.Rope
     activation: gated_activation.ActivationOf
     gated_activation: gated_activation.GatedActivation
+    grouped_experts: grouped_experts.GroupedExperts
     page_write: page_write.PageWrite
+    plane_write: page_write.PlaneWrite
     page_copy: page_copy.PageCopy
     paged_attention: paged_attention.PagedAttention
+    latent_attention: latent_attention.LatentAttention
+    row_attention: row_attention.RowAttention
+    cross_attention: cross_attention.CrossAttention
+    causal_conv: causal_conv.CausalConv
+    gated_delta_rule: gated_delta_rule.GatedDeltaRule
     decisions: tuple[str, ...]
 
 

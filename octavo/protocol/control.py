@@ -41,7 +41,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank, or the engine, says of a control message. `value` is msgpack."""
+    """What a rank, or the engine, says of a control message. `value` is msgpack; of several ranks, a list of theirs."""
 
     ticket: int
     ok: bool = True

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from octavo.protocol.arrays import Int32Array, Int64Array, int32, int64
+from octavo.protocol.arrays import Float32Array, Int32Array, Int64Array, int32, int64
 from octavo.protocol.control import Ack
 from octavo.protocol.step import TokenLogprobs
 
@@ -62,7 +62,8 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
     """All that one committed step tells one frontend, in flat arrays. r rows, t tokens.
 
     keys: int64 [r], choices: int32 [r]. firsts: int32 [r], output index of the row's first token. offsets: int32 [r + 1]
-    into ids. ids: int32 [t]. logprobs: as in StepResult, in the order of ids.
+    into ids. ids: int32 [t]. logprobs: as in StepResult, in the order of ids. vectors: float32 [v, d], the answers to the
+    requests vector_keys, int64 [v].
     """
 
     keys: Int64Array = msgspec.field(default_factory=int64)
@@ -71,6 +72,8 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
     offsets: Int32Array = msgspec.field(default_factory=lambda: int32([0]))
     ids: Int32Array = msgspec.field(default_factory=int32)
     logprobs: TokenLogprobs | None = None
+    vector_keys: Int64Array = msgspec.field(default_factory=int64)
+    vectors: Float32Array | None = None
     starts: tuple[Start, ...] = ()
     finishes: tuple[Finish, ...] = ()
     acks: tuple[Ack, ...] = ()

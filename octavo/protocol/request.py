@@ -6,6 +6,7 @@ import msgspec
 
 from octavo.protocol.arrays import Int32Array, Int64Array
 from octavo.protocol.control import Control
+from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.sampling import SamplingParams
 
 
@@ -19,6 +20,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     seed: of the counter-based random numbers; choice i and position p make the rest of the key.
     priority: lower runs first under the priority policy. arrival: seconds since the epoch.
     cache_salt: only requests with an equal salt share cached pages.
+    encoder_tokens: int32, the input of the encoder, for models that have one; the prompt is then where the decoder begins.
+    pooling: the request is for a vector, not for tokens; then max_tokens is 0 and sampling has one choice.
     """
 
     key: int
@@ -30,6 +33,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     priority: int = 0
     arrival: float = 0.0
     cache_salt: str = ""
+    encoder_tokens: Int32Array | None = None
+    pooling: PoolingParams | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

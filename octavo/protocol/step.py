@@ -12,6 +12,7 @@ import numpy as np
 from octavo.protocol.arrays import BoolArray, Float32Array, Int32Array, int32, rows32
 from octavo.protocol.blob import BlobRef
 from octavo.protocol.control import Ack, Control
+from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.sampling import SamplingParams
 
 # Where a page lies, in copies.
@@ -24,7 +25,9 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence takes a slot. It brings its whole history, so the worker can rebuild all state of the slot.
 
     generation: counts the slot's owners. tokens: int32, prompt and whatever was generated before a preemption.
-    num_prompt: how many of them are the prompt. num_computed: leading positions whose pages are already filled.
+    num_prompt: how many of them are the prompt. num_computed: leading positions whose pages are already filled. pooling:
+    a vector is asked for, not tokens. num_encoder: tokens of the encoder's input. encoder_tokens: int32, to be encoded
+    before the rows of this plan; empty if that is done.
     """
 
     slot: int
@@ -37,6 +40,9 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     stop_ids: tuple[int, ...]
     sampling: SamplingParams
+    pooling: PoolingParams | None = None
+    num_encoder: int = 0
+    encoder_tokens: Int32Array = msgspec.field(default_factory=int32)
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +60,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     id: counts up by one. slots: int32 [n]. starts: int32 [n], first position computed, or FROM_DEVICE: go on from the
     device's own length (its last token and any drafts). counts: int32 [n], positions granted, an upper bound for
-    FROM_DEVICE rows. samples: bool [n], whether the row's last position gives tokens.
+    FROM_DEVICE rows. samples: bool [n], whether the row's last position gives tokens. pools: int32, the rows that give a
+    vector; each is a whole prompt.
     admissions: before the rows. releases: int32, slots given back; their table rows are dead.
     table: int32 [m, 4] of (group, slot, column, page) written before the rows; column = block index * pages per block + j.
     copies_before, copies_after: int32 [k, 4] of (from place, from page, to place, to page), done in order.
@@ -66,6 +73,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     starts: Int32Array = msgspec.field(default_factory=int32)
     counts: Int32Array = msgspec.field(default_factory=int32)
     samples: BoolArray = msgspec.field(default_factory=lambda: np.zeros(0, np.bool_))
+    pools: Int32Array = msgspec.field(default_factory=int32)
     admissions: tuple[Admission, ...] = ()
     releases: Int32Array = msgspec.field(default_factory=int32)
     table: Int32Array = msgspec.field(default_factory=lambda: rows32([], 4))
@@ -102,7 +110,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to plan `plan`. s rows: the plan's sampling rows, in order; t tokens in all.
 
     offsets: int32 [s + 1] into ids. ids: int32 [t], 0..k sampled tokens a row. draft_offsets, draft_ids: the same for the
-    drafts proposed for the next step (None: no drafter). finished, failed: tickets of transfers that ended.
+    drafts proposed for the next step (None: no drafter). vectors: float32 [p, d], of the plan's `pools`, in order.
+    finished, failed: tickets of transfers that ended.
     """
 
     plan: int
@@ -111,6 +120,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     draft_offsets: Int32Array | None = None
     draft_ids: Int32Array | None = None
     logprobs: TokenLogprobs | None = None
+    vectors: Float32Array | None = None
     errors: tuple[RowError, ...] = ()
     finished: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()

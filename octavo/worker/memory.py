@@ -18,9 +18,11 @@ def pool_bytes(
 ) -> tuple[int, tuple[str, ...]]:
     """Return the bytes that the pool may take, and the arithmetic in words.
 
-    kind: of the device ("cpu", "cuda"). free, total: its memory in bytes, measured with the weights loaded. Raises ConfigError
-    when `kv_cache_memory` is more than is free, or nothing is left.
+    kind: of the device ("cpu", "cuda"). free, total: its memory in bytes, measured with the weights loaded; the ranks of a host
+    share it. Raises ConfigError when `kv_cache_memory` is more than is free, or nothing is left.
     """
+    if kind == "cpu":
+        free //= spec.num_ranks
     if spec.kv_cache_memory is not None:
         if spec.kv_cache_memory > free:
             raise ConfigError(

@@ -21,7 +21,7 @@ class PagePool:
     """All pages of a worker, and one more (`scratch`) that takes what nobody shall read.
 
     memory: uint8 [num_pages + 1, page_bytes]; on a CPU a page takes memory once it is first written. layers: by model
-    layer index.
+    layer index, those that are here.
     """
 
     def __init__(self, geometry: Geometry, num_pages: int, device: Device, page_copy: PageCopy) -> None:
@@ -30,13 +30,13 @@ class PagePool:
         self.scratch = num_pages
         self.memory = device.allocate((num_pages + 1) * geometry.page_bytes).view(num_pages + 1, geometry.page_bytes)
         self.memory[num_pages].zero_()
-        found = {
+        self.layers: dict[int, LayerPages] = {
             layer: self._view(number, group, index)
             for number, group in enumerate(geometry.groups)
             for index, layer in enumerate(group.layers)
         }
-        assert sorted(found) == list(range(len(found))), "every layer of the model keeps something, once"
-        self.layers: tuple[LayerPages, ...] = tuple(found[layer] for layer in range(len(found)))
+        assert len(self.layers) == sum(len(group.layers) for group in geometry.groups), "a layer is in one group"
+        self.layers |= {layer: self.layers[owner] for layer, owner in geometry.shared}
 
     def copy(self, copies: Int32Array) -> None:
         """Copy pages in order. copies: int32 [k, 4] of (from place, from page, to place, to page)."""
@@ -51,8 +51,8 @@ class PagePool:
             self._page_copy(self.memory, sources, targets)
 
     def _view(self, number: int, group: GroupGeometry, index: int) -> LayerPages:
-        column, place = divmod(index, group.bundle)
-        first = place * group.layer_bytes
+        column, place = divmod(index * group.parts, group.bundle)
+        first, places = place * group.layer_bytes, 1 if group.is_state else group.block
         planes: dict[str, Tensor] = {}
         for plane in group.kept.planes:
             size = plane.itemsize
@@ -60,12 +60,12 @@ class PagePool:
             flat = self.memory.view(-1).view(getattr(torch, plane.dtype))
             assert flat.itemsize == size, f"{plane.dtype} does not take {size} bytes"
             planes[plane.name] = flat.as_strided(
-                (self.scratch + 1, plane.heads, group.block, plane.dim),
-                (self.geometry.page_bytes // size, group.block * plane.dim, plane.dim, 1),
+                (self.scratch + 1, plane.heads // group.parts, places, plane.dim),
+                (self.geometry.page_bytes // size, places * plane.dim, plane.dim, 1),
                 first // size,
             )
-            first += plane.bytes_per_token * group.block
-        return LayerPages(group=number, column=column, planes=planes)
+            first += plane.bytes_per_token // group.parts * places
+        return LayerPages(group=number, column=column, planes=planes, parts=group.parts)
 
 
 def _independent(pages: np.ndarray) -> Iterator[np.ndarray]:

@@ -13,14 +13,20 @@ from octavo.base.naming import unknown_name
 from octavo.device.registry import detect
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
+from octavo.nn.decoder import EncoderDecoder
+from octavo.nn.parallel.collectives import broadcast
+from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.arrays import Int32Array, int32
 from octavo.protocol.control import Ack, Call, Control
+from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.step import RowError, StepPlan, StepResult
-from octavo.worker.batch import Batch, make_batch, make_dummy_batch
+from octavo.worker.batch import Batch, make_batch, make_dummy_batch, make_encoder_batch
 from octavo.worker.loader.assemble import AssembledModel, assemble
 from octavo.worker.memory import pool_bytes
 from octavo.worker.pages import PagePool
+from octavo.worker.pooling import pool
 from octavo.worker.sampling.logprobs import token_logprobs
+from octavo.worker.sampling.rows import SlotArray
 from octavo.worker.sampling.sampler import sample
 from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
@@ -31,10 +37,17 @@ _NO_ARGUMENTS = b"\x90"
 
 
 class ModelRunner:
-    """One rank's model, pages and slots. `assemble` replaces the loader, in tests."""
+    """One rank's model, pages and slots. `assemble` replaces the loader, in tests. mesh: one rank if not given.
 
-    def __init__(self, spec: WorkerSpec, assemble: Assemble = assemble) -> None:
+    The rank that samples gives its tokens to the others of its stage in the same step; earlier stages `learn` them later.
+    """
+
+    def __init__(self, spec: WorkerSpec, assemble: Assemble = assemble, mesh: Mesh | None = None) -> None:
         self.spec = spec
+        self.mesh = mesh or Mesh()
+        self._share = broadcast(self.mesh.tensor)
+        # Of plans whose tokens this stage has not learnt: slots and positions.
+        self._unknown: dict[int, tuple[SlotArray, torch.Tensor]] = {}
         self._assemble = assemble
         self._calls: dict[str, Callable[[], Any]] = {"describe": self._describe}
 
@@ -49,13 +62,21 @@ class ModelRunner:
             max_model_len=spec.max_model_len,
             load_format=spec.load_format,
             seed=spec.seed,
+            mesh=self.mesh,
         )
+        # Ranks may share a memory: it is measured once all have what they need.
+        self.mesh.barrier()
         self.model, self._kernels = loaded.model, loaded.kernels
         facts = self.device.facts
         free_bytes, decisions = pool_bytes(
             spec, loaded.layers, kind=facts.kind, free=self.device.free_memory(), total=facts.total_memory
         )
-        return WorkerReport(layers=loaded.layers, free_bytes=free_bytes, decisions=(*loaded.decisions, *decisions))
+        return WorkerReport(
+            layers=loaded.layers,
+            free_bytes=free_bytes,
+            decisions=(*loaded.decisions, *decisions),
+            generates=loaded.generates,
+        )
 
     def allocate(self, geometry: Geometry, num_pages: int) -> None:
         """Make the page pool and the slots."""
@@ -65,7 +86,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Do everything a plan says, in order: slots, copies, transfers, controls, rows, copies."""
+        """Do everything a plan says, in order: slots, copies, transfers, controls, encoder, rows, copies."""
         self.slots.release(plan.releases)
         self.slots.admit(plan.admissions)
         self.slots.write_tables(plan.table)
@@ -73,9 +94,17 @@ class ModelRunner:
         # No connector can fill a page yet: the engine computes what it hoped to fetch.
         failed = tuple(transfer.ticket for transfer in plan.transfers)
         acks = tuple(self._control(control) for control in plan.controls)
+        self._encode(plan)
         rows = self._run(plan)
         self.pool.copy(plan.copies_after)
         return msgspec.structs.replace(rows, failed=failed, acks=acks)
+
+    def _encode(self, plan: StepPlan) -> None:
+        """Run the encoder over the inputs of new sequences."""
+        new = [admission for admission in plan.admissions if len(admission.encoder_tokens)]
+        if new:
+            model: EncoderDecoder = self.model  # pyright: ignore[reportAssignmentType]
+            model.encode(*make_encoder_batch(new, self.slots, self.pool))
 
     def _run(self, plan: StepPlan) -> StepResult:
         """Compute and sample the plan's rows."""
@@ -87,13 +116,38 @@ class ModelRunner:
             return StepResult(plan=plan.id)
         batch = make_batch(plan, self.slots, self.pool)
         hidden = self.model.forward(batch.ids, batch.context)
+        rows = self._tokens(plan, batch, hidden)
+        return self._with_vectors(plan, batch, hidden, rows) if len(plan.pools) and self.mesh.samples else rows
+
+    def _tokens(self, plan: StepPlan, batch: Batch, hidden: torch.Tensor) -> StepResult:
+        """Sample the rows that sample. hidden: [T, N]."""
         if len(batch.sampling) == 0:
+            return StepResult(plan=plan.id)
+        if not self.mesh.ends:
+            self._unknown[plan.id] = batch.slots, batch.positions
             return StepResult(plan=plan.id)
         return self._sample(plan, batch, self.model.compute_logits(hidden[batch.last]))
 
+    @torch.inference_mode()
+    def learn(self, result: StepResult) -> None:
+        """Append what an earlier plan gave, on a stage before the last; nothing happens where it is known."""
+        rows = self._unknown.pop(result.plan, None)
+        if rows is None:
+            return
+        ok = np.diff(result.offsets) > 0
+        ids = np.zeros(len(ok), np.int64)
+        ids[ok] = result.ids
+        device = self.slots.device
+        self.slots.append(*rows, torch.from_numpy(ids).to(device), torch.from_numpy(ok).to(device))
+
     def _sample(self, plan: StepPlan, batch: Batch, logits: torch.Tensor) -> StepResult:
         """Choose tokens, append them to their slots and bring them to the host. logits: float32 [S, V]."""
+        if not self.mesh.samples:
+            shared = self._share(torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device))
+            self.slots.append(batch.slots, batch.positions, shared[0], shared[1].bool())
+            return StepResult(plan=plan.id)
         sampled = sample(logits, self.slots.sampling, batch.slots, batch.positions)
+        self._share(torch.stack((sampled.ids, sampled.ok)))
         self.slots.append(batch.slots, batch.positions, sampled.ids, sampled.ok)
         ok = sampled.ok.cpu().numpy()
         ids: Int32Array = sampled.ids.cpu().numpy()[ok].astype(np.int32)
@@ -107,6 +161,18 @@ class ModelRunner:
                 RowError(row=int(row), message="the model's logits are not finite") for row in batch.sampling[~ok]
             ),
         )
+
+    def _with_vectors(self, plan: StepPlan, batch: Batch, hidden: torch.Tensor, rows: StepResult) -> StepResult:
+        """Add the vectors of the rows that pool. hidden: [T, N]."""
+        starts, vectors = batch.context.query_starts.tolist(), list[torch.Tensor]()
+        for row, slot in zip(plan.pools.tolist(), plan.slots[plan.pools].tolist(), strict=True):
+            # A slot that was given back meanwhile asks for nothing any more.
+            params = self.slots.pooling.get(slot, PoolingParams())
+            vectors.append(pool(hidden[starts[row] : starts[row + 1]], params))
+        found = torch.stack(vectors).cpu().numpy()
+        broken = plan.pools[~np.isfinite(found).all(axis=1)].tolist()
+        errors = tuple(RowError(row=row, message="the model's hidden states are not finite") for row in broken)
+        return msgspec.structs.replace(rows, vectors=found, errors=(*rows.errors, *errors))
 
     def _control(self, control: Control) -> Ack:
         """Obey a control message. A barrier is nothing but its acknowledgement; the prefix cache is the engine's own."""

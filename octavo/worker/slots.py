@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo.protocol.arrays import Int32Array
+from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.step import Admission
 from octavo.worker.pages import PagePool
 from octavo.worker.sampling.rows import SamplingRows, SlotArray
@@ -23,9 +24,10 @@ _FREE = -1
 class Slots:
     """State of all slots.
 
-    history: int32 [N, max_model_len], token ids; rows are filled up to `lengths`: int64 [N]. tables: per group int32
-    [N, columns], the page in each column, `scratch` where there is none, so that a row that comes too late harms nobody.
-    On the host, int64 [N]: bounds, what it knows of lengths, never less than the device's; generations, -1 if free.
+    history: int32 [N, max_model_len], token ids; rows are filled up to `lengths`: int64 [N]. tables: per group int32 [N,
+    columns], the page in each column, `scratch` where there is none, so that a row that comes too late harms nobody. On the
+    host, pooling: of the slots that ask for a vector; int64 [N]: bounds, what it knows of lengths, never less than the
+    device's; generations, -1 if free.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, vocab_size: int, pool: PagePool) -> None:
@@ -46,6 +48,9 @@ class Slots:
             )
             for g in pool.geometry.groups
         )
+        self.encoder_lengths = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self.encoder_bounds = np.zeros(num_slots, np.int64)
+        self.pooling: dict[int, PoolingParams] = {}
         self.sampling = SamplingRows(num_slots, vocab_size, device)
         self.bounds = np.zeros(num_slots, np.int64)
         self.generations = np.full(num_slots, _FREE, np.int64)
@@ -57,10 +62,13 @@ class Slots:
         freed = slots.astype(np.int64)
         index = torch.from_numpy(freed).to(self.device)
         self.lengths[index] = 0
+        self.encoder_lengths[index] = 0
         for table in self.tables:
             table[index] = self.scratch
         self.sampling.release(freed)
-        self.bounds[freed] = 0
+        for slot in freed.tolist():
+            self.pooling.pop(slot, None)
+        self.bounds[freed] = self.encoder_bounds[freed] = 0
         self.generations[freed] = _FREE
 
     def admit(self, admissions: Sequence[Admission]) -> None:
@@ -75,6 +83,10 @@ class Slots:
             self.lengths[slot] = length
             self.bounds[slot] = length
             self.generations[slot] = admission.generation
+            if admission.num_encoder:
+                self.encoder_lengths[slot] = self.encoder_bounds[slot] = admission.num_encoder
+            if admission.pooling is not None:
+                self.pooling[slot] = admission.pooling
         self.sampling.admit(admissions)
 
     def write_tables(self, rows: Int32Array) -> None:

@@ -11,9 +11,11 @@ from octavo.checkpoint.record import Checkpoint
 class WorkerSpec:
     """Everything a worker needs to load a model and run plans; every choice is already settled.
 
-    dtype: of weights and activations. max_num_seqs: slots. kv_cache_memory: bytes of the page pool, None to size it from
-    free memory. block_size: tokens a block, None for the solver's choice. memory_utilization: share of device memory that
-    may be used. device: a device name, or "auto". threads: of the tensor library on the host; None leaves its default.
+        dtype: of weights and activations. max_num_seqs: slots. kv_cache_memory: bytes of the page pool, None to size it from
+        free memory. block_size: tokens a block, None for the solver's choice. memory_utilization: share of device memory that
+    may be used. device: a device name, or "auto". threads: of the tensor library on the host, in all ranks together; None
+    leaves its default. tensor, pipeline: ranks on each axis. spread_experts: whole experts are spread over the tensor axis,
+    instead of a part of each.
     """
 
     checkpoint: Checkpoint
@@ -27,3 +29,11 @@ class WorkerSpec:
     memory_utilization: float = 0.9
     device: str = "auto"
     threads: int | None = None
+    tensor: int = 1
+    pipeline: int = 1
+    spread_experts: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in all."""
+        return self.tensor * self.pipeline

@@ -2,12 +2,14 @@
 
 Every page remembers which prefix each of its token places holds. A row that computes a position must find, through its page
 table, exactly its own history in every place it may look at; a page may not be written while a plan in flight of somebody
-else still touches it. Tokens follow from the history alone, so what a sequence must answer is known beforehand.
+else still touches it. A page of a state holds the hash of everything that was folded into it, as if it were a token place.
+Tokens follow from the history alone, so what a sequence must answer is known beforehand.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -17,7 +19,7 @@ from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.protocol.arrays import int32
 from octavo.protocol.control import Ack
-from octavo.protocol.step import FROM_DEVICE, RowError, StepPlan, StepResult
+from octavo.protocol.step import FROM_DEVICE, Admission, RowError, StepPlan, StepResult
 
 VOCABULARY = 40
 
@@ -25,6 +27,16 @@ VOCABULARY = 40
 def prefix_hash(tokens: list[int], salt: str = "") -> bytes:
     """Return what a place holds that was computed after `tokens`."""
     return hashlib.blake2b(np.array(tokens, np.int32).tobytes() + salt.encode(), digest_size=8).digest()
+
+
+def encoder_input(key: int, length: int) -> list[int]:
+    """Return the encoder's input of a request."""
+    return [(key * 7 + position) % VOCABULARY for position in range(length)]
+
+
+def vector_of(tokens: list[int]) -> list[float]:
+    """Return the vector of a prompt."""
+    return [float(byte) for byte in prefix_hash(tokens)[:3]]
 
 
 def next_token(tokens: list[int], seed: int, choice: int) -> int:
@@ -38,6 +50,7 @@ class Slot:
     tokens: list[int]
     seed: int
     choice: int
+    num_encoder: int = 0
     table: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
@@ -56,6 +69,7 @@ class FakeExecutor:
         self.in_flight: deque[tuple[StepResult, dict[int, tuple[int, int]]]] = deque()
         self.transfers: list[tuple[int, list[tuple[int, dict[int, bytes]]]]] = []
         self.computed_positions = 0
+        self.encoded_tokens = 0
         self.failing_keys: set[int] = set()
         self._keys: dict[int, int] = {}
 
@@ -75,14 +89,16 @@ class FakeExecutor:
             assert 0 <= admission.num_computed < len(history)
             self.slots[admission.slot] = Slot(admission.generation, history, admission.seed, admission.choice)
             self._keys[admission.slot] = admission.key
+            self.slots[admission.slot].num_encoder = admission.num_encoder
         for group, slot, column, page in plan.table.tolist():
             self.slots[slot].table[group, column] = page
         for _, source, _, target in plan.copies_before.tolist():
             self._writable(target, None)
             self.pages[target] = dict(self.pages[source])
+        self._encode(plan.admissions, touched)
         for transfer in plan.transfers:
             self._begin_transfer(transfer.ticket, self.slots[transfer.slot], transfer.pages.tolist())
-        offsets, ids, errors = [0], [], []
+        offsets, ids, errors, vectors = [0], [], [], []
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot has two rows"
         assert plan.counts.sum() <= self.budget, "a plan computes more than its budget"
         for row, (slot_number, start, count, samples) in enumerate(
@@ -91,6 +107,11 @@ class FakeExecutor:
             assert count > 0
             slot = self.slots[slot_number]
             sampled: list[int] = []
+            if row in plan.pools:
+                assert (start, count, samples) == (0, len(slot.tokens), False), (
+                    "a vector takes the whole prompt at once"
+                )
+                vectors.append(vector_of(slot.tokens))
             if start != FROM_DEVICE:
                 assert start + count <= len(slot.tokens)
                 self._compute(slot, slot_number, start, count, touched)
@@ -115,6 +136,7 @@ class FakeExecutor:
                 slot.tokens.extend(sampled)
                 ids.extend(sampled)
                 offsets.append(len(ids))
+        self._copy_after(plan, touched)
         finished, failed = self._end_transfers()
         acks = tuple(Ack(ticket=control.ticket) for control in plan.controls)
         result = StepResult(
@@ -122,6 +144,7 @@ class FakeExecutor:
             offsets=int32(offsets),
             ids=int32(ids),
             errors=tuple(errors),
+            vectors=np.array(vectors, np.float32) if vectors else None,
             finished=finished,
             failed=failed,
             acks=acks,
@@ -130,6 +153,9 @@ class FakeExecutor:
 
     def collect(self, timeout: float | None = None) -> StepResult | None:
         return self.in_flight.popleft()[0]
+
+    def check(self) -> None:
+        pass
 
     def _compute(
         self,
@@ -153,18 +179,90 @@ class FakeExecutor:
                 touched[page] = owner
                 self.pages[page][offset] = content
             self.computed_positions += 1
+        self._fold(slot, number, start, count, accepted, tokens, touched)
+        self._see_encoder(slot, number, touched)
         for g, group in enumerate(self.geometry.groups):
-            first = 0 if group.kept.window is None else max(0, start - group.kept.window + 1)
+            if group.is_state or group.is_encoder:
+                continue
+            first = 0 if group.window is None else max(0, start - group.window + 1)
             for position in range(first, start + accepted):
                 expected = prefix_hash(tokens[: position + 1])
                 for page, offset in self._places(slot, position, g):
                     touched.setdefault(page, owner)
                     assert self.pages[page].get(offset) == expected, f"slot {number} lost position {position}"
 
+    def _encode(self, admissions: tuple[Admission, ...], touched: dict[int, tuple[int, int]]) -> None:
+        """Write the encoder's output; who forks from another finds it there."""
+        groups = [g for g, group in enumerate(self.geometry.groups) if group.is_encoder]
+        for admission in admissions:
+            slot, tokens = self.slots[admission.slot], admission.encoder_tokens.tolist()
+            owner = (admission.slot, slot.generation)
+            assert len(tokens) in (0, admission.num_encoder)
+            self.encoded_tokens += len(tokens)
+            for position, g in itertools.product(range(len(tokens)), groups):
+                for page, offset in self._places(slot, position, g):
+                    self._writable(page, owner)
+                    touched[page] = owner
+                    self.pages[page][offset] = prefix_hash(tokens[: position + 1], f"encoder {admission.key}")
+
+    def _see_encoder(self, slot: Slot, number: int, touched: dict[int, tuple[int, int]]) -> None:
+        """Every token of the input must be there, though others may look at it too."""
+        for g, group in enumerate(self.geometry.groups):
+            tokens = encoder_input(self._keys[number], slot.num_encoder) if group.is_encoder else []
+            for position in range(len(tokens)):
+                expected = prefix_hash(tokens[: position + 1], f"encoder {self._keys[number]}")
+                for page, offset in self._places(slot, position, g):
+                    touched.setdefault(page, (-2, self._keys[number]))
+                    assert self.pages[page].get(offset) == expected, f"slot {number} lost its encoder's output"
+
+    def _copy_after(self, plan: StepPlan, touched: dict[int, tuple[int, int]]) -> None:
+        for _, source, _, target in plan.copies_after.tolist():
+            self._writable(target, None)
+            assert target not in touched, "a copy lands on what this very plan computes"
+            self.pages[target] = dict(self.pages[source])
+            touched.setdefault(source, (-1, -1))
+            touched[target] = (-1, -1)
+
+    def _fold(
+        self,
+        slot: Slot,
+        number: int,
+        start: int,
+        count: int,
+        accepted: int,
+        tokens: list[int],
+        touched: dict[int, tuple[int, int]],
+    ) -> None:
+        """Take the state after `start` tokens, fold the row's in, and leave the states that the next row may start from."""
+        owner = (number, slot.generation)
+        for g, group in enumerate(self.geometry.groups):
+            if not group.is_state:
+                continue
+            pages = lambda length: self._state_pages(slot, g, length)  # noqa: B023, E731
+            for page in pages(start) if start else ():
+                touched[page] = owner
+                assert self.pages[page].get(0) == prefix_hash(tokens[:start]), (
+                    f"slot {number} lost its state of {start}"
+                )
+            # A row of drafts keeps the state after each; any other only the last.
+            first = start + 1 if group.live > 1 and count <= self.tokens_per_step else start + count
+            for length in range(first, start + count + 1):
+                for page in pages(length):
+                    self._writable(page, owner)
+                    touched[page] = owner
+                    good = length <= start + accepted
+                    self.pages[page] = {0: prefix_hash(tokens[:length]) if good else b"rubbish"}
+
+    def _state_pages(self, slot: Slot, g: int, length: int) -> list[int]:
+        """The pages of the live state after `length` tokens."""
+        group = self.geometry.groups[g]
+        first = length % group.live * group.pages_per_block
+        return [slot.table[g, column] for column in range(first, first + group.pages_per_block)]
+
     def _places(self, slot: Slot, position: int, only: int | None = None) -> list[tuple[int, int]]:
         places = []
         for g, group in enumerate(self.geometry.groups):
-            if only in (None, g):
+            if only == g or (only is None and not (group.is_state or group.is_encoder)):
                 index, offset = divmod(position, group.block)
                 columns = range(index * group.pages_per_block, (index + 1) * group.pages_per_block)
                 places.extend((slot.table[g, column], offset) for column in columns)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from octavo.engine.core import EngineCore
-from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
+from octavo.engine.kvcache.geometry import Geometry, GroupGeometry, solve
 from octavo.engine.schedule.limits import ScheduleLimits
 from octavo.engine.schedule.scheduler import Scheduler
 from octavo.engine.schedule.transfers import Offer
 from octavo.protocol.arrays import int32, int64
 from octavo.protocol.blob import BlobRef
 from octavo.protocol.control import Barrier, Control, ResetPrefixCache
-from octavo.protocol.kept import KeptTokens, Plane
+from octavo.protocol.kept import KeptState, KeptTokens, Plane
 from octavo.protocol.output import Finish, TokenDelta
+from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.request import Abort, FinishChoice, Request
 from octavo.protocol.sampling import SamplingParams
-from tests.engine.fake_worker import VOCABULARY, FakeExecutor, next_token
+from tests.engine.fake_worker import VOCABULARY, FakeExecutor, encoder_input, next_token, vector_of
 
 UNIT = 4
 
@@ -37,18 +40,54 @@ def group(num_layers: int = 1, block: int = UNIT, window: int | None = None, pag
     )
 
 
+def states(interval: int, pages: int = 1, live: int = 1) -> GroupGeometry:
+    plane = Plane(name="state", heads=1, dim=1, dtype="float32", itemsize=4)
+    return GroupGeometry(
+        layers=(0,),
+        kept=KeptState(planes=(plane,)),
+        block=interval,
+        bundle=1,
+        pages_per_block=pages,
+        live=live,
+    )
+
+
 GEOMETRIES = {
     "full": Geometry(page_bytes=1, groups=(group(),), hash_unit=UNIT),
     "full and sliding": Geometry(page_bytes=1, groups=(group(), group(window=6, pages_per_block=2)), hash_unit=UNIT),
     "two blocks": Geometry(
         page_bytes=1, groups=(group(block=2 * UNIT, pages_per_block=2), group(window=9)), hash_unit=UNIT
     ),
+    "states": Geometry(page_bytes=1, groups=(states(UNIT),), hash_unit=UNIT),
+    "full and states": Geometry(page_bytes=1, groups=(group(), states(2 * UNIT, pages=3)), hash_unit=UNIT),
+    "sliding and two states": Geometry(
+        page_bytes=1, groups=(states(3 * UNIT), group(window=6), states(3 * UNIT, pages=2)), hash_unit=UNIT
+    ),
 }
+
+
+def with_encoder(geometry: Geometry, *groups: GroupGeometry) -> Geometry:
+    """Add groups that keep an encoder's output."""
+    kept = [structs.replace(g, kept=structs.replace(g.kept, encoder=True)) for g in groups]
+    return structs.replace(geometry, groups=(*geometry.groups, *kept))
+
+
+GEOMETRIES |= {
+    "full and encoder": with_encoder(GEOMETRIES["full"], group(pages_per_block=2)),
+    "sliding, state and encoder": with_encoder(GEOMETRIES["sliding and two states"], group(block=2 * UNIT)),
+}
+
+
+def with_live(geometry: Geometry, tokens_per_step: int) -> Geometry:
+    """Keep a state for every draft position, and the one before them."""
+    live = 1 if tokens_per_step == 1 else tokens_per_step + 1
+    groups = tuple(structs.replace(g, live=live) if g.is_state else g for g in geometry.groups)
+    return structs.replace(geometry, groups=groups)
 
 
 def request(key: int, prompt: list[int], *, max_tokens: int = 8, stops: tuple[int, ...] = (), **kwargs) -> Request:
     params = SamplingParams(
-        n=kwargs.pop("n", 1), max_tokens=max_tokens, min_tokens=min(kwargs.pop("min_tokens", 0), max_tokens)
+        n=kwargs.pop("n", 1), max_tokens=max_tokens or None, min_tokens=min(kwargs.pop("min_tokens", 0), max_tokens)
     )
     return Request(
         key=key, tokens=int32(prompt), sampling=params, stop_ids=stops, max_tokens=max_tokens, seed=key % 7, **kwargs
@@ -94,6 +133,7 @@ class Engine:
     source: Cache | None = None
     seed: int = 0
     outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    vectors: dict[int, list[float]] = field(default_factory=dict)
     finishes: dict[tuple[int, int], Finish] = field(default_factory=dict)
     acks: list[int] = field(default_factory=list)
 
@@ -126,6 +166,10 @@ class Engine:
             assert delta.firsts[row] == len(output), "a token is missing or doubled"
             assert (key, choice) not in self.finishes
             output.extend(delta.ids[delta.offsets[row] : delta.offsets[row + 1]].tolist())
+        for row, key in enumerate(delta.vector_keys.tolist()):
+            assert delta.vectors is not None
+            assert key not in self.vectors
+            self.vectors[key] = delta.vectors[row].tolist()
         for start in delta.starts:
             self.starts[start.key, start.choice] = start.num_cached
         for finish in delta.finishes:
@@ -145,6 +189,11 @@ class Engine:
         assert self.scheduler.reserved_pages == 0
 
     def check_answer(self, asked: Request) -> None:
+        if asked.pooling is not None:
+            assert (self.finishes[asked.key, 0].reason, self.finishes[asked.key, 0].num_tokens) == ("stop", 0)
+            assert self.vectors[asked.key] == vector_of(asked.tokens.tolist())
+            assert self.starts[asked.key, 0] == 0
+            return
         for choice in range(asked.sampling.n):
             tokens, reason = expected(asked, choice)
             finish = self.finishes[asked.key, choice]
@@ -171,7 +220,9 @@ ADDS = st.builds(
             "cache_salt": salt,
             "priority": priority,
             "min_tokens": min_tokens,
-        },
+        }
+        if max_tokens < 20
+        else {"prompt": prompt, "max_tokens": 0, "pooling": PoolingParams(), "priority": priority},
     ),
     PROMPTS,
     st.integers(1, 24),
@@ -217,7 +268,7 @@ ACTIONS = st.lists(
     seed=st.integers(0, 1000),
 )
 def test_every_answer_is_right_whatever_happens_beside_it(actions, geometry, num_pages, with_source, **options):
-    shape = GEOMETRIES[geometry]
+    shape = with_live(GEOMETRIES[geometry], options["tokens_per_step"])
     source = Cache(max(g.block for g in shape.groups)) if with_source else None
     engine = Engine(shape, num_pages, source=source, **options)
     asked: dict[int, Request] = {}
@@ -226,6 +277,8 @@ def test_every_answer_is_right_whatever_happens_beside_it(actions, geometry, num
     for action, value in actions:
         if action == "add":
             key = len(asked)
+            if shape.has_encoder:
+                value = value | {"encoder_tokens": int32(encoder_input(key, 1 + len(value["prompt"]) % 7))}
             asked[key] = request(key, **value)
             engine.core.handle(asked[key])
         elif action == "step":
@@ -246,12 +299,86 @@ def test_every_answer_is_right_whatever_happens_beside_it(actions, geometry, num
     assert sorted(engine.acks) == list(range(tickets))
     for key, each in asked.items():
         total = len(each.tokens) + each.max_tokens
-        if shape.pages_of(total) > num_pages:
+        encoder = 0 if each.encoder_tokens is None else len(each.encoder_tokens)
+        pages = shape.pages_of(total, encoder) if each.pooling is None else shape.pages_at_once(total)
+        once = total if each.pooling is not None else encoder and encoder + 1
+        if pages > num_pages or once > options["budget"] or (shape.has_encoder and each.pooling is not None):
             assert {engine.finishes[key, choice].reason for choice in range(each.sampling.n)} == {"error"}
         elif key not in disturbed:
             engine.check_answer(each)
     event(f"preemptions: {min(engine.core.stats().num_preemptions, 3)}")
     event(f"hits: {engine.core.stats().prefix_hits > 0}")
+
+
+def test_choices_share_what_the_encoder_made_and_preempted_ones_encode_again():
+    engine = Engine(GEOMETRIES["full and encoder"], 60, num_slots=4)
+    asked = request(0, [5] * 6, n=3, max_tokens=4, encoder_tokens=int32(encoder_input(0, 9)))
+    engine.core.handle(asked)
+    engine.drain()
+    engine.check_answer(asked)
+    assert engine.worker.encoded_tokens == 9
+    engine = Engine(GEOMETRIES["full and encoder"], 22, num_slots=4)
+    many = [request(key, [key] * 3, max_tokens=24, encoder_tokens=int32(encoder_input(key, 5))) for key in range(3)]
+    for each in many:
+        engine.core.handle(each)
+    engine.drain()
+    for each in many:
+        engine.check_answer(each)
+    preempted = engine.core.stats().num_preemptions
+    assert preempted > 0
+    assert engine.worker.encoded_tokens == 5 * (3 + preempted)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "options", "words"),
+    [
+        ("full", {"encoder_tokens": int32([1, 2])}, "no encoder"),
+        ("full and encoder", {}, "needs an input for its encoder"),
+        ("full and encoder", {"encoder_tokens": int32([1] * 16)}, "17 tokens have to be computed in one step"),
+        ("full and encoder", {"encoder_tokens": int32([1]), "pooling": PoolingParams()}, "does not give vectors"),
+    ],
+)
+def test_inputs_that_do_not_suit_the_model_are_refused(geometry, options, words):
+    engine = Engine(GEOMETRIES[geometry], 60, budget=16)
+    engine.core.handle(request(0, [1] * 3, max_tokens=0 if "pooling" in options else 4, **options))
+    engine.drain()
+    assert engine.finishes[0, 0].reason == "error"
+    assert words in engine.finishes[0, 0].message
+
+
+def test_a_vector_is_computed_in_one_step_and_waits_for_it():
+    engine = Engine(GEOMETRIES["full and sliding"], 60, budget=16)
+    vectors = [request(key, [key] * 12, max_tokens=0, pooling=PoolingParams()) for key in range(2)]
+    for each in (*vectors, request(2, [7] * 3)):
+        engine.core.handle(each)
+    engine.step()
+    # The second does not fit beside the first, and nobody passes it.
+    assert list(engine.starts) == [(0, 0)]
+    engine.drain()
+    for each in (*vectors, request(2, [7] * 3)):
+        engine.check_answer(each)
+    assert engine.worker.computed_positions == 12 + 12 + 3 + 7
+
+
+def test_what_a_vector_or_a_model_without_a_head_cannot_do_is_said():
+    engine = Engine(GEOMETRIES["full"], 60, budget=16)
+    engine.core.handle(request(0, [1] * 17, max_tokens=0, pooling=PoolingParams()))
+    engine.drain()
+    assert engine.finishes[0, 0].reason == "error"
+    assert "max_num_batched_tokens, 16" in engine.finishes[0, 0].message
+    engine.scheduler.limits = replace(engine.scheduler.limits, generates=False)
+    engine.core.handle(request(1, [1] * 3))
+    engine.drain()
+    assert "does not generate" in engine.finishes[1, 0].message
+
+
+def test_without_anything_to_keep_vectors_are_made_all_the_same():
+    engine = Engine(solve([]), 1, budget=16)
+    for key in range(5):
+        engine.core.handle(request(key, [key] * 9, max_tokens=0, pooling=PoolingParams()))
+    engine.drain()
+    for key in range(5):
+        engine.check_answer(request(key, [key] * 9, max_tokens=0, pooling=PoolingParams()))
 
 
 def test_a_preempted_sequence_goes_on_where_it_was():
@@ -401,6 +528,24 @@ def test_decodes_go_before_a_prompt_of_better_priority(depth):
         engine.step()
     # Stages that pass plans along take a sequence once a round, so in every fourth plan.
     assert len(engine.outputs[0, 0]) - begin >= (12 if depth <= 2 else 3)
+
+
+def test_decodes_are_spread_over_pipeline_stages():
+    engine = Engine(GEOMETRIES["full"], 40, depth=3)
+    for key in range(4):
+        engine.core.handle(request(key, [key], max_tokens=20))
+    engine.step()
+    numbers = []
+    for _ in range(12):
+        plan = engine.scheduler.plan()
+        if plan is not None:
+            engine.worker.submit(plan)
+            numbers.append(sorted(plan.slots.tolist()))
+        if plan is None or engine.scheduler.num_in_flight == 3:
+            engine.scheduler.commit(engine.worker.collect())
+    steady = numbers[-6:]
+    assert all(len(slots) == 2 for slots in steady)
+    assert all(one != other for one, other in itertools.pairwise(steady))
 
 
 def test_a_sequence_just_preempted_does_not_take_the_pages_its_elder_waits_for():

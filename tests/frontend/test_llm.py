@@ -57,6 +57,10 @@ def test_a_chat_is_answered_and_ids_are_taken(llm):
     assert texts(two) == ["The capital of France is Paris."] * 2
 
 
+def test_a_model_without_generation_config_has_our_defaults(llm):
+    assert llm.get_default_sampling_params() == SamplingParams()
+
+
 def test_one_parameter_record_per_prompt(llm):
     params = [SamplingParams(temperature=0, max_tokens=count) for count in (1, 5, 3)]
     outputs = llm.generate(prompts=PROMPTS[:3], sampling_params=params, use_tqdm=False)

@@ -27,13 +27,22 @@ _MODULES = {
 }
 
 
-def gguf_name(name: str) -> str:
+# Where there are norms after attention and feed-forward too.
+_SANDWICH = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def gguf_name(name: str, sandwich: bool = False) -> str:
     """Return what llama.cpp calls a Hugging Face tensor."""
+    modules = _MODULES | _SANDWICH if sandwich else _MODULES
     module, suffix = name.rsplit(".", 1)
     if module.startswith("model.layers."):
         _, _, layer, module = module.split(".", 3)
-        return f"blk.{layer}.{_MODULES[module]}.{suffix}"
-    return f"{_MODULES[module]}.{suffix}"
+        return f"blk.{layer}.{modules[module]}.{suffix}"
+    return f"{modules[module]}.{suffix}"
 
 
 def permuted(weight: np.ndarray, num_heads: int) -> np.ndarray:
@@ -42,23 +51,35 @@ def permuted(weight: np.ndarray, num_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path: Path, arch: str, model: Any, types: dict[str, gguf.GGMLQuantizationType]) -> None:
+def write_gguf(
+    path: Path, arch: str, model: Any, types: dict[str, gguf.GGMLQuantizationType], tensors_per_file: int = 0
+) -> None:
     """Write the model and round its own parameters to what the file holds. types: by ending of the GGUF name; else F32."""
     config = model.config
-    writer = gguf.GGUFWriter(path, arch)
+    head_dim = model.model.layers[0].self_attn.head_dim
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=tensors_per_file)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    is_gemma = arch.startswith("gemma")
+    if is_gemma:
+        writer.add_sliding_window(config.sliding_window)
+        # As the converter does, which leaves out the other.
+        if config.final_logit_softcapping:
+            writer.add_final_logit_softcapping(config.final_logit_softcapping)
+        if arch == "gemma2":
+            writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for name, parameter in model.named_parameters():
-        stored_as = gguf_name(name)
+        stored_as = gguf_name(name, is_gemma)
         kind = next(
             (kind for ending, kind in types.items() if stored_as.endswith(ending)), gguf.GGMLQuantizationType.F32
         )
@@ -66,6 +87,8 @@ def write_gguf(path: Path, arch: str, model: Any, types: dict[str, gguf.GGMLQuan
         rounded = gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind)
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(rounded.reshape(weight.shape).astype(np.float32)))
+        if is_gemma and stored_as.endswith("norm.weight"):
+            weight = weight + 1
         if arch == "llama" and ".attn_q." in stored_as:
             weight = permuted(weight, config.num_attention_heads)
         if arch == "llama" and ".attn_k." in stored_as:

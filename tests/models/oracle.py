@@ -30,16 +30,22 @@ TINY: dict[str, Any] = {
 }
 
 
-def make_oracle(model_type: str, options: Mapping[str, Any], seed: int = 0) -> Any:
-    """Return a float32 model whose every parameter, biases and norms too, is random. options: `...` leaves a tiny key out."""
+def make_oracle(
+    model_type: str, options: Mapping[str, Any], seed: int = 0, auto: type[Any] = AutoModelForCausalLM
+) -> Any:
+    """Return a float32 model whose every parameter, biases and norms too, is random. options: `...` leaves a tiny key out.
+
+    auto: the class of transformers that makes such a model.
+    """
     keys = {key: value for key, value in {**TINY, **options}.items() if value is not ...}
     config = AutoConfig.for_model(model_type, **keys)
     # With eager attention transformers adds linear biases twice.
     config._attn_implementation = "sdpa" if options.get("alibi") else "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = auto.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        kept = [(name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict()]
+        for name, parameter in (*model.named_parameters(), *kept):
             middle = 1.0 if parameter.ndim == 1 and not name.endswith("bias") else 0.0
             parameter.copy_(middle + 0.3 * torch.randn(parameter.shape, generator=generator))
     return model

@@ -14,25 +14,27 @@ from torch import Tensor
 
 from octavo.base.intmath import ceil_div
 from octavo.engine.kvcache.geometry import Geometry, solve
-from octavo.nn.context import ForwardContext, GroupInputs, LayerPages
+from octavo.nn.context import ForwardContext, GroupInputs, LayerPages, StateInputs
 from octavo.protocol.kept import KeptLayer
 from octavo.worker.loader.assemble import AssembledModel
 
 
-def layer_views(geometry: Geometry, pool: Tensor) -> tuple[LayerPages, ...]:
+def layer_views(geometry: Geometry, pool: Tensor) -> dict[int, LayerPages]:
     """Return every layer's planes as strided views of pool, uint8 [P, page bytes]."""
     found: dict[int, LayerPages] = {}
     for number, group in enumerate(geometry.groups):
         for index, layer in enumerate(group.layers):
-            column, place = divmod(index, group.bundle)
+            column, place = divmod(index * group.parts, group.bundle)
             first, planes = place * group.layer_bytes, dict[str, Tensor]()
+            tokens = 1 if group.is_state else group.block
             for plane in group.kept.planes:
-                last = first + plane.bytes_per_token * group.block
+                heads = plane.heads // group.parts
+                last = first + heads * tokens * plane.dim * plane.itemsize
                 flat = pool[:, first:last].view(getattr(torch, plane.dtype))
-                planes[plane.name] = flat.unflatten(1, (plane.heads, group.block, plane.dim))
+                planes[plane.name] = flat.unflatten(1, (heads, tokens, plane.dim))
                 first = last
-            found[layer] = LayerPages(group=number, column=column, planes=planes)
-    return tuple(found[layer] for layer in sorted(found))
+            found[layer] = LayerPages(group=number, column=column, planes=planes, parts=group.parts)
+    return found | {layer: found[owner] for layer, owner in geometry.shared}
 
 
 @dataclass
@@ -54,6 +56,7 @@ class PagedRun:
         self.layers = layer_views(self.geometry, pool)
         self.free = list(range(num_pages))
         random.Random(seed).shuffle(self.free)
+        self._left: list[tuple[int, int]] = []
 
     def row(self) -> Row:
         """Return a new sequence."""
@@ -75,8 +78,10 @@ class PagedRun:
             query_starts=starts,
             lengths=torch.tensor([row.length for row, _ in work], dtype=torch.int32),
             groups=tuple(
-                self._inputs(number, [row for row, _ in work], owners, positions)
-                for number in range(len(self.geometry.groups))
+                self._states(number, [row for row, _ in work], counts)
+                if group.is_state
+                else self._inputs(number, [row for row, _ in work], owners, positions)
+                for number, group in enumerate(self.geometry.groups)
             ),
             layers=self.layers,
         )
@@ -85,6 +90,10 @@ class PagedRun:
         assert logits.dtype == torch.float32
         for row, _ in work:
             self._forget(row)
+        for number, page in self._left:
+            self._poison(number, page)
+            self.free.append(page)
+        self._left.clear()
         return logits
 
     def prefill_and_decode(self, tokens: Sequence[int], chunks: Sequence[int]) -> Tensor:
@@ -104,7 +113,7 @@ class PagedRun:
     def _forget(self, row: Row) -> None:
         """Give back the pages that no later query sees; they are poisoned."""
         for number, (group, pages) in enumerate(zip(self.geometry.groups, row.pages, strict=True)):
-            window = group.kept.window
+            window = group.window
             dead = 0 if window is None else max(0, row.length + 1 - window) // group.block * group.pages_per_block
             for column in range(min(dead, len(pages))):
                 if pages[column] >= 0:
@@ -113,10 +122,19 @@ class PagedRun:
                     pages[column] = -1
 
     def _poison(self, number: int, page: int) -> None:
-        for layer in self.layers:
+        for layer in self.layers.values():
             if layer.group == number:
                 for plane in layer.planes.values():
                     plane[page] = float("nan")
+
+    def _states(self, number: int, rows: Sequence[Row], counts: Sequence[int]) -> StateInputs:
+        """Every step a row's states move to other pages, and the old ones are poisoned."""
+        before = torch.tensor([row.pages[number] for row in rows])
+        fresh = torch.tensor([row.length == count for row, count in zip(rows, counts, strict=True)])
+        for row in rows:
+            row.pages[number] = [self.free.pop(0) for _ in row.pages[number]]
+        self._left.extend((number, page) for page in before.flatten().tolist())
+        return StateInputs(before=before, after=torch.tensor([row.pages[number] for row in rows]), fresh=fresh)
 
     def _inputs(self, number: int, rows: Sequence[Row], owners: Sequence[Row], positions: Tensor) -> GroupInputs:
         group = self.geometry.groups[number]

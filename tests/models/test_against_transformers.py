@@ -90,6 +90,35 @@ VARIANTS |= {
         {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5},
     ),
 }
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0}
+SFS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 13}
+VARIANTS |= {
+    "llama-rope-yarn": ("llama", {"rope_parameters": YARN}),
+    "qwen2-listed-kinds": ("qwen2", {**SFS, "use_sliding_window": True}),
+    "phi3-window": ("phi3", {"sliding_window": 21}),
+    "gemma2-plain": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "gemma3-listed-kinds-stretched": (
+        "gemma3_text",
+        {
+            **SFS,
+            "rope_parameters": {
+                "full_attention": LINEAR,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
+    "cohere2-bias-untied": (
+        "cohere2",
+        {**SFS, "logit_scale": 0.5, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    "olmo2-bias-mqa": ("olmo2", {"attention_bias": True, "num_key_value_heads": 1}),
+    "glm4-plain": ("glm4", {"attention_bias": False, "partial_rotary_factor": 1.0, "tie_word_embeddings": True}),
+    "smollm3-every-third": ("smollm3", {"no_rope_layer_interval": 3, "attention_bias": True, "mlp_bias": True}),
+}
 TOKENS = random_tokens(75)
 
 

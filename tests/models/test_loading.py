@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -174,5 +176,89 @@ def test_weights_of_a_part_that_the_config_leaves_out_are_refused(tmp_path: Path
 
 
 def test_unknown_architectures_get_the_nearest_name() -> None:
-    with pytest.raises(UnsupportedError, match="Qwen3MoeForCausalLM is not supported; the nearest that is: Qwen3For"):
-        load_model("Qwen3MoeForCausalLM")
+    with pytest.raises(
+        UnsupportedError, match="Qwen3MeoForCausalLM is not supported; the nearest that is: Qwen3MoeFor"
+    ):
+        load_model("Qwen3MeoForCausalLM")
+
+
+def _pickled(
+    path: Path, *, sharded: bool = False, change: Callable[[dict[str, Tensor]], None] = lambda _: None
+) -> Path:
+    """A folder with pytorch_model.bin, as transformers wrote until 2023; or with two of them and an index."""
+    oracle = make_oracle("llama", {"tie_word_embeddings": False})
+    oracle.config.save_pretrained(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    tensors = {name: tensor.clone() for name, tensor in oracle.state_dict().items()}
+    change(tensors)
+    if not sharded:
+        torch.save(tensors, path / "pytorch_model.bin")
+        return path
+    names, weight_map = list(tensors), {}
+    for number, part in enumerate((names[:9], names[9:])):
+        file = f"pytorch_model-{number + 1:05}-of-00002.bin"
+        # A copy that the index does not name is not read.
+        torch.save({**{name: tensors[name] for name in part}, UP: tensors[UP] + number}, path / file)
+        weight_map |= dict.fromkeys(part, file)
+    weight_map[UP] = "pytorch_model-00001-of-00002.bin"
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_pickled_weights(tmp_path: Path, sharded: bool) -> None:
+    tokens = random_tokens(12)
+    found = PagedRun(assemble_folder(_pickled(tmp_path, sharded=sharded))).prefill_and_decode(tokens, [12])
+    expected = oracle_logits(make_oracle("llama", {"tie_word_embeddings": False}), tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_pickled_weights_of_the_old_kind(tmp_path: Path) -> None:
+    path = _pickled(tmp_path)
+    tensors = torch.load(path / "pytorch_model.bin", weights_only=True)
+    torch.save(tensors, path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert assemble_folder(path).model is not None
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("this must not run",))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(UP), rf"tensors are missing: {UP}$"),
+        (lambda t: t.update({UP: t[UP][:-1]}), rf"pytorch_model\.bin: tensor {UP} is \[79, 48\]"),
+        (lambda t: t.update({UP: t[UP].to(torch.int8)}), rf"tensor {UP} is of type torch.int8; Octavo reads float"),
+        (lambda t: t.update({"extra.weight": t[UP]}), r"pytorch_model\.bin: tensor extra\.weight is not one of"),
+        (lambda t: t.update({UP: 3}), rf"{UP} is not a tensor but int"),
+        (lambda t: t.update({UP: _Evil()}), r"pytorch_model\.bin: holds more than tensors"),
+    ],
+)
+def test_pickled_weights_that_do_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        assemble_folder(_pickled(tmp_path, change=change))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_damaged_pickled_file_is_named(tmp_path: Path) -> None:
+    path = _pickled(tmp_path)
+    for raw in ((path / "pytorch_model.bin").read_bytes()[:-700], b"", b"not a pickle at all"):
+        (path / "pytorch_model.bin").write_bytes(raw)
+        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: "):
+            assemble_folder(path)
+
+
+def test_a_terminal_sees_a_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _saved(tmp_path, lambda tensors: None)
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    assemble_folder(path)
+    assert shown.getvalue() == ""
+    monkeypatch.setattr(shown, "isatty", lambda: True, raising=False)
+    assemble_folder(path)
+    assert "weights:" in shown.getvalue()

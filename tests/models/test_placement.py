@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from octavo.base.errors import CheckpointError, ConfigError
-from octavo.nn.assembly import Destination, Stored
+from octavo.device.registry import detect
+from octavo.nn.assembly import Binding, Destination, Stored
+from octavo.nn.attention.alibi import alibi
+from octavo.nn.attention.layer import Attention
 from octavo.nn.formats.base import WeightFormat
 from octavo.nn.formats.dense import DenseFormat
 from octavo.nn.heads import Heads
 from octavo.nn.linear import ColumnLinear, GateUpLinear, Linear, QKVLinear, ReplicatedLinear, RowLinear
 from octavo.nn.parallel.mesh import Axis, Mesh
 from octavo.nn.parallel.placement import place, share
+from octavo.ops.registry import bind
 from octavo.worker.loader.assemble import assign_formats, destinations, finalize, materialize
 from octavo.worker.loader.assemble import place as place_layers
 from octavo.worker.loader.weights import Incoming, fill
@@ -131,7 +135,7 @@ def test_parts_that_share_a_tensor_of_the_checkpoint(size: int, transposed: bool
         place_layers(model, mesh, torch.float32)
         materialize(model, torch.device("cpu"))
         names = {f"qkv.{part}": Stored(name="attn", groups=groups, transposed=transposed) for part in "qkv"}
-        targets, _ = destinations(model, names)
+        targets, *_ = destinations(model, names)
         fill(targets, [_incoming(f"attn.{name}", tensor) for name, tensor in stored.items()], frozenset())
         finalize(model)
         for name, found in zip("qkv", model["qkv"](x), strict=True):
@@ -146,6 +150,34 @@ def _incoming(name: str, tensor: Tensor) -> Incoming:
         into.copy_(tensor[cut])
 
     return Incoming(name=name, file="a test", shape=tuple(tensor.shape), read=read)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_slopes_and_sinks_follow_their_heads(size: int) -> None:
+    device = detect("cpu")
+    slopes, sinks = [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125], torch.arange(6.0)
+    for mesh in meshes(size):
+        layer = Attention(0, Heads(query=6, kv=6, dim=8), alibi(6, scale=2.0), sinks=True)
+        layer.place(mesh, torch.float32)
+        layer.bind(
+            Binding(
+                facts=device.facts,
+                dtype="float32",
+                device=device.torch_device,
+                kernels=bind(device.facts, "float32"),
+                mesh=mesh,
+                max_model_len=8,
+            )
+        )
+        materialize(layer, device.torch_device)
+        target = layer.destinations()["sinks"]
+        assert target.shape == (6,)
+        target.tensor.copy_(sinks[target.cut])
+        layer.finalize()
+        assert layer.scoring.slopes is not None
+        assert layer.scoring.slopes.tolist() == [2 * slope for slope in slopes[target.cut[0]]]
+        assert layer.scoring.sinks is not None
+        assert layer.scoring.sinks.tolist() == sinks.chunk(size)[mesh.tensor.rank].tolist()
 
 
 def test_gate_and_up_are_cut_each_by_itself() -> None:

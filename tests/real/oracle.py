@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-_FILE = Path(__file__).parent.parent / "data" / "smollm2_oracle.json"
 # Where the oracle's two likeliest logits are closer than this, either may follow, and everything after it.
 TIE = 1e-3
 
@@ -30,6 +29,11 @@ class Answer:
         return len(tokens) == len(self.tokens) and tokens[: self.num_certain] == self.tokens[: self.num_certain]
 
 
-def read_answers() -> list[Answer]:
-    """Return the oracle's answers to `tests.real.prompts.PROMPTS`, in order."""
-    return [Answer(**row) for row in json.loads(_FILE.read_text())]
+def answers_file(model: str) -> Path:
+    """Return where a model's answers are kept."""
+    return Path(__file__).parent.parent / "data" / f"{model}_oracle.json"
+
+
+def read_answers(model: str = "smollm2") -> list[Answer]:
+    """Return the oracle's answers to a model's prompts (`tests.real.prompts`), in order."""
+    return [Answer(**row) for row in json.loads(answers_file(model).read_text())]

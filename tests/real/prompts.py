@@ -65,3 +65,14 @@ PROMPTS: tuple[str, ...] = (
     _chat("Explain what a prime number is, with two examples."),
     "<|im_start|>system\nYou answer briefly.<|im_end|>\n" + _chat("Why is the sky blue? " + _STORY * 3),
 )
+
+_NOTES = "第{day}天：早上下雨，下午天晴。我们走了{km}公里，在湖边的村子里过夜，晚饭吃了鱼和米饭。\n"
+# Longer than Gemma 3's window of 512 tokens.
+LONG_PROMPTS: tuple[str, ...] = (
+    _STORY * 15,
+    "".join(_LOG.format(minute=i, worker=i % 3, job=4000 + 13 * i, time=30 + i * i % 41) for i in range(20)),
+    _CODE * 6,
+    "".join(_NOTES.format(day=day, km=3 + day * day % 17) for day in range(1, 26)),
+)
+# Without ChatML, which a base model does not know.
+GEMMA_PROMPTS: tuple[str, ...] = PROMPTS[:26] + LONG_PROMPTS

@@ -22,10 +22,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(*flags: str) -> Iterator[str]:
-    """Yield the URL of `octavo serve demo`; it must end in order."""
+def serving(*flags: str, model: str = "demo") -> Iterator[str]:
+    """Yield the URL of `octavo serve`; it must end in order."""
     port = free_port()
-    command = [sys.executable, "-m", "octavo.cli.main", "serve", "demo", "--port", str(port), *flags]
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", model, "--port", str(port), *flags]
     server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})  # noqa: TID251
     url = f"http://127.0.0.1:{port}"
     try:

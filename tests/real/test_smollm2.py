@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from octavo import LLM, SamplingParams
+from octavo import LLM
 from octavo.checkpoint.open import open_checkpoint
 from octavo.config.model import ModelConfig
 from octavo.frontend.text.tokenizer import load_tokenizer
+from tests.real.greedy import ask, check
 from tests.real.make_oracle import NUM_TOKENS, answer, load_oracle
-from tests.real.oracle import Answer, read_answers
+from tests.real.oracle import read_answers
 from tests.real.prompts import PROMPTS
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
 ANSWERS = read_answers()
-
-
-def ask(llm: LLM, answers: list[Answer]) -> list:
-    return llm.generate([{"prompt_token_ids": each.prompt_ids} for each in answers], GREEDY, use_tqdm=False)
-
-
-def check(outputs: list, answers: list[Answer]) -> None:
-    wrong = [i for i, each in enumerate(answers) if not each.agrees(outputs[i].outputs[0].token_ids)]
-    assert wrong == []
-    for output, each in zip(outputs, answers, strict=True):
-        ours = [next(iter(entry.values())).logprob for entry in output.outputs[0].logprobs]
-        certain = each.num_certain
-        assert ours[:certain] == pytest.approx(each.logprobs[:certain], abs=1e-3)
 
 
 def test_ties_are_rare():

@@ -111,6 +111,7 @@ class FakeService(TextService):
         self.max_model_len = MAX_MODEL_LEN
         self.words = FakeTokenizer()
         self.tokenizer: Any = self.words
+        self.sampling: dict[str, float | int] = {}
         self.delay = 0.0
         self.dead = False
         self.aborting = False

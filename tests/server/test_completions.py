@@ -9,7 +9,7 @@ import pytest
 
 from octavo.config.serve import ServeConfig
 from tests.server.fake_service import WORDS, FakeService, answer_ids, answer_text
-from tests.server.harness import TEXT, client, events_of, run
+from tests.server.harness import CHAT, TEXT, client, events_of, run
 
 
 async def _ask(service: FakeService, config: ServeConfig, **fields: Any) -> Any:
@@ -52,6 +52,18 @@ def test_default_is_16_tokens_and_every_parameter_arrives(service: FakeService, 
     _, params, _ = service.requests[0]
     assert params.max_tokens == 16
     assert {name: getattr(params, name) for name in extras} == {**extras, "stop_token_ids": (9,)}
+
+
+def test_the_models_own_defaults_take_the_place_of_ours(service: FakeService, config: ServeConfig) -> None:
+    async def both() -> None:
+        async with client(service, config) as http:
+            await http.post("/v1/completions", json={**TEXT, "top_k": 3})
+            await http.post("/v1/chat/completions", json={**CHAT, "temperature": None, "top_k": 3})
+
+    service.sampling = {"temperature": 0.6, "top_k": 20}
+    run(both())
+    found = [(params.temperature, params.top_k, params.top_p) for _, params, _ in service.requests]
+    assert found == [(0.6, 3, 1.0)] * 2
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def test_planes_lie_where_the_geometry_says():
     kept = KeptTokens(planes=planes)
     group = GroupGeometry(layers=(1, 0, 2), kept=kept, block=16, bundle=2, pages_per_block=2)
     pool = PagePool(Geometry(page_bytes=2 * group.layer_bytes + 64, groups=(group,)), 3, CpuDevice(), page_copy)
-    assert [layer.column for layer in pool.layers] == [0, 0, 1]
-    assert {layer.group for layer in pool.layers} == {0}
+    assert [pool.layers[layer].column for layer in range(3)] == [0, 0, 1]
+    assert {layer.group for layer in pool.layers.values()} == {0}
     pool.memory.zero_()
     # Layer 0 is second in page: its keys begin after all of layer 1.
     pool.layers[0].planes["key"][2, 1, 5, 3] = 1.0

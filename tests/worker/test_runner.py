@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from octavo.device.fake import FakeDevice
+from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.arrays import int32, rows32
 from octavo.protocol.blob import BlobRef
 from octavo.protocol.control import Barrier, Call, Control, ResetPrefixCache
@@ -310,4 +311,5 @@ def test_the_report_says_what_was_loaded(monkeypatch):
     assert report.decisions == ("toy", "page pool 0 MiB: asked for")
     device = asked.pop("device")
     assert isinstance(device, FakeDevice)
+    assert asked.pop("mesh") == Mesh()
     assert asked == {"name": "toy", "dtype": "float64", "max_model_len": 64, "load_format": "dummy", "seed": 5}

@@ -114,6 +114,7 @@ class Loaded:
     layers: tuple[KeptLayer, ...] = LAYERS
     kernels: Kernels = field(default_factory=lambda: bind(FakeDevice().facts, "float64"))
     decisions: tuple[str, ...] = ("toy",)
+    generates: bool = True
 
 
 def toy_spec(**changes) -> WorkerSpec:

@@ -34,10 +34,10 @@ def longest_resume(
     """Return the longest prefix, a multiple of `step` and at most `limit`, that every group can resume from.
 
     `has_block(group, index)` tells whether a block can be found. Full groups need every block of the prefix, sliding ones
-    those that the window still reaches from the first new token.
+    those that the window still reaches from the first new token, states the checkpoint exactly there.
     """
-    full = [g for g, group in enumerate(groups) if group.kept.window is None]
-    sliding = [g for g, group in enumerate(groups) if group.kept.window is not None]
+    full = [g for g, group in enumerate(groups) if group.window is None and not group.is_state]
+    others = [g for g in range(len(groups)) if g not in full]
     resume = limit // step * step
     for g in full:
         block = groups[g].block
@@ -45,12 +45,15 @@ def longest_resume(
         while (index + 1) * block <= resume and has_block(g, index):
             index += 1
         resume = min(resume, index * block) // step * step
-    while resume and not all(_reaches(groups[g], g, resume, has_block) for g in sliding):
+    while resume and not all(_reaches(groups[g], g, resume, has_block) for g in others):
         resume -= step
     return resume
 
 
 def _reaches(group: GroupGeometry, g: int, resume: int, has_block: Callable[[int, int], bool]) -> bool:
-    assert group.kept.window is not None
-    first = max(0, resume - group.kept.window + 1) // group.block
-    return all(has_block(g, index) for index in range(resume // group.block - 1, first - 1, -1))
+    last = resume // group.block - 1
+    if group.is_state:
+        return has_block(g, last)
+    assert group.window is not None
+    first = max(0, resume - group.window + 1) // group.block
+    return all(has_block(g, index) for index in range(last, first - 1, -1))

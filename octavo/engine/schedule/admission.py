@@ -16,6 +16,7 @@ from octavo.engine.schedule.rows import Rows
 from octavo.engine.schedule.sequence import Sequence
 from octavo.engine.schedule.slots import SlotTable
 from octavo.engine.schedule.transfers import Loading, Offer, PrefixSource
+from octavo.protocol.arrays import int32
 from octavo.protocol.output import Start
 from octavo.protocol.step import Admission, StepResult, Transfer
 
@@ -76,6 +77,10 @@ class Admitter:
             sequence = state.waiting.first()
             if sequence is None:
                 break
+            if sequence.request.pooling is not None and len(sequence.tokens) > rows.budget:
+                break  # A vector takes the whole prompt in one step.
+            if sequence.num_encoder >= rows.budget:
+                break  # So does an encoder its input, and then the decoder begins.
             if state.slots.num_free == 0:
                 if state.slots.num_pending == 0:
                     self._make_way(sequence, rows)
@@ -86,6 +91,7 @@ class Admitter:
                     self._make_way(sequence, rows)
                 break
             admissions.append(admission)
+            rows.budget -= len(admission.encoder_tokens)
             self._first_chunk(sequence, rows)
         return tuple(admissions), tuple(transfers)
 
@@ -121,37 +127,50 @@ class Admitter:
         if state.slots.loading[parent.slot] or state.slots.computed[parent.slot] < prompt - 1:
             return None
         assert parent.holding is not None
-        holding = state.allocator.hold(sequence.request.cache_salt)
+        holding = state.allocator.hold(sequence.request.cache_salt, sequence.num_encoder)
         if not state.allocator.fork(parent.holding, holding, state.slots.next_free, prompt - 1):
             return None
-        return self._take_slot(sequence, holding, prompt - 1, parent.num_cached)
+        return self._take_slot(sequence, holding, prompt - 1, parent.num_cached, encodes=False)
 
     def _enter(self, sequence: Sequence, transfers: list[Transfer]) -> Admission | None:
         state, tokens = self._state, sequence.tokens
         allocator = state.allocator
         # Kept while it waits at the head: its prompt is hashed once, not in every step.
-        holding = sequence.holding = sequence.holding or allocator.hold(sequence.request.cache_salt)
-        matched = allocator.match(holding, tokens)
+        holding = sequence.holding = sequence.holding or allocator.hold(
+            sequence.request.cache_salt, sequence.num_encoder
+        )
+        # A vector needs the hidden states of the whole prompt.
+        matched = 0 if sequence.request.pooling is not None else allocator.match(holding, tokens)
         # Room for some output, so that it is not preempted at once; a sequence alone may use the last page.
         wanted = min(len(tokens) + (allocator.geometry.hash_unit if state.running else 0), sequence.limit)
         cost = allocator.cost(holding, matched, wanted, state.limits.max_num_batched_tokens)
         others = state.running or self.loading or allocator.pool.pending_pages
-        if others and cost > allocator.pool.available_pages - state.reserved_pages:
-            return None
+        if cost > allocator.pool.available_pages - state.reserved_pages:
+            if others:
+                return None
+            if allocator.has_states:
+                matched = 0  # A checkpoint takes pages too, until it is copied.
         slot = state.slots.next_free
         allocator.adopt(holding, slot, matched)
+        if sequence.num_encoder:
+            grown = allocator.grow(holding, slot, 0)  # The encoder's output, whose length is settled.
+            assert grown
         if not sequence.started and state.limits.enable_prefix_caching:
             state.tally.prefix_queries += len(tokens)
             state.tally.prefix_hits += matched
-        admission = self._take_slot(sequence, holding, matched, matched)
+        admission = self._take_slot(sequence, holding, matched, matched, encodes=sequence.num_encoder > 0)
         sequence.reserved = allocator.pages_to_grow(holding, len(tokens))
         state.reserved_pages += sequence.reserved
-        offer = self._source.lookup(sequence.request, tokens, matched)
+        # Sources have what tokens keep, and no hidden states of which a vector is made.
+        fetches = allocator.fetches and sequence.request.pooling is None
+        offer = self._source.lookup(sequence.request, tokens, matched) if fetches else None
         if offer is not None and allocator.pages_to_grow(holding, offer.num_tokens) <= allocator.pool.available_pages:
             transfers.append(self._load(sequence, holding, matched, offer))
         return admission
 
-    def _take_slot(self, sequence: Sequence, holding: Holding, num_computed: int, num_cached: int) -> Admission:
+    def _take_slot(
+        self, sequence: Sequence, holding: Holding, num_computed: int, num_cached: int, *, encodes: bool
+    ) -> Admission:
         state, request = self._state, sequence.request
         state.waiting.pop()
         slot = state.slots.acquire(sequence, num_computed)
@@ -177,6 +196,9 @@ class Admitter:
             seed=request.seed,
             stop_ids=request.stop_ids,
             sampling=request.sampling,
+            pooling=request.pooling,
+            num_encoder=sequence.num_encoder,
+            encoder_tokens=request.encoder_tokens if encodes and request.encoder_tokens is not None else int32(),
         )
 
     def _load(self, sequence: Sequence, holding: Holding, matched: int, offer: Offer) -> Transfer:
@@ -200,8 +222,10 @@ class Admitter:
             return
         start = int(state.slots.computed[slot])
         assert sequence.holding is not None
-        count = state.allocator.fitting(sequence.holding, start, min(rows.budget, len(sequence.tokens) - start))
+        whole = sequence.request.pooling is not None
+        count = min(rows.budget, len(sequence.tokens) - start)
+        count = count if whole else state.allocator.fitting(sequence.holding, start, count)
         if count and state.allocator.grow(sequence.holding, slot, start + count):
             state.unreserve(sequence, keep=start + count < len(sequence.tokens))
             state.slots.capacity[slot] = sequence.holding.capacity(state.allocator.geometry)
-            rows.chunk(slot, start, count, start + count == len(sequence.tokens))
+            rows.chunk(slot, start, count, start + count == len(sequence.tokens) and not whole)

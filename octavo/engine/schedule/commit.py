@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from octavo.engine.schedule.slots import SlotTable
-from octavo.protocol.arrays import BoolArray, Int32Array
+from octavo.protocol.arrays import BoolArray, Float32Array, Int32Array, Int64Array, int64
 from octavo.protocol.control import Ack
 from octavo.protocol.output import EngineStats, Finish, FinishReason, Start, TokenDelta
 from octavo.protocol.step import StepPlan, StepResult, TokenLogprobs
@@ -31,11 +31,12 @@ class Tally:
         self.acks: list[Ack] = []
         self.changed = False
         self._tokens: TokenDelta | None = None
+        self._vectors: tuple[Int64Array, Float32Array] | None = None
 
     @property
     def has_news(self) -> bool:
         """Whether there is anything to tell."""
-        return bool(self._tokens or self.starts or self.finishes or self.acks or self.changed)
+        return bool(self._tokens or self._vectors or self.starts or self.finishes or self.acks or self.changed)
 
     def finish(
         self,
@@ -58,16 +59,23 @@ class Tally:
         self._tokens = delta
         self.generated_tokens += len(delta.ids)
 
+    def vectors(self, keys: Int64Array, vectors: Float32Array) -> None:
+        """Note the vectors of one committed step."""
+        self._vectors = keys, vectors
+
     def take(self, stats: Callable[[], EngineStats]) -> TokenDelta:
         """Return all news with current stats, and forget it."""
         news = msgspec.structs.replace(
             self._tokens or TokenDelta(),
+            vector_keys=int64() if self._vectors is None else self._vectors[0],
+            vectors=None if self._vectors is None else self._vectors[1],
             starts=tuple(self.starts),
             finishes=tuple(self.finishes),
             acks=tuple(self.acks),
             stats=stats(),
         )
         self.starts, self.finishes, self.acks, self._tokens, self.changed = [], [], [], None, False
+        self._vectors = None
         return news
 
 
@@ -85,14 +93,26 @@ def commit_rows(
     table.ahead[slots] -= counts
     partial = live & ~plan.samples
     table.computed[plan.slots[partial]] += plan.counts[partial]
+    pooled = _pooled_rows(table, plan, live, result, tally) if len(plan.pools) else []
     sampled = np.flatnonzero(plan.samples).astype(np.int32)
     slots, live = plan.slots[sampled], live[sampled]
-    ended = _failed_rows(plan, sampled, live, result, tally)
+    ended = pooled + _failed_rows(plan, sampled, live, result, tally)
     firsts = table.length[slots] - table.num_prompt[slots]
     kept = _append(table, slots, live.copy(), result, ended)
     table.computed[slots[live]] = table.length[slots[live]] - 1
     _tell(table, slots, firsts, kept, result, tally)
     return ended
+
+
+def _pooled_rows(table: SlotTable, plan: StepPlan, live: BoolArray, result: StepResult, tally: Tally) -> list[Ended]:
+    """Hand out the vectors of the plan's rows that give one; each ends its sequence."""
+    keep = live[plan.pools].copy()
+    ended = _failed_rows(plan, plan.pools, keep, result, tally)
+    slots = plan.slots[plan.pools[keep]]
+    if len(slots):
+        assert result.vectors is not None
+        tally.vectors(table.key[slots], result.vectors[keep])
+    return ended + [(slot, "stop", None, "") for slot in slots.tolist()]
 
 
 def _failed_rows(plan: StepPlan, sampled: Int32Array, live: BoolArray, result: StepResult, tally: Tally) -> list[Ended]:

@@ -11,7 +11,8 @@ class ScheduleLimits:
     """Settled limits of one engine.
 
     depth: plans in flight (1 synchronous, 2 one step ahead, pipeline stages + 1). tokens_per_step: what a row may yield at
-    most in one step, 1 without speculation. identity: names the model and its weights in persistent prefix keys.
+    most in one step, 1 without speculation. generates: whether the model has a head, or gives vectors only. identity: names
+    the model and its weights in persistent prefix keys.
     """
 
     max_num_seqs: int
@@ -21,7 +22,13 @@ class ScheduleLimits:
     enable_prefix_caching: bool = True
     depth: int = 2
     tokens_per_step: int = 1
+    generates: bool = True
     identity: str = ""
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages. Decodes are spread over as many plans, so that no stage waits for another's."""
+        return max(1, self.depth - 1)
 
     @property
     def plans_per_sequence(self) -> int:

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.engine.kvcache.allocator import Allocator
+from octavo.base.intmath import ceil_div
+from octavo.engine.kvcache.allocator import Allocator, Holding
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.engine.schedule.admission import Admitter
 from octavo.engine.schedule.commit import Tally, commit_rows
 from octavo.engine.schedule.controls import PendingControls
 from octavo.engine.schedule.limits import ScheduleLimits
 from octavo.engine.schedule.queue import WaitingQueue
+from octavo.engine.schedule.refusal import refusal
 from octavo.engine.schedule.rows import Rows
 from octavo.engine.schedule.sequence import Sequence
 from octavo.engine.schedule.slots import SlotTable
@@ -74,7 +76,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Take a request; one that can never fit is answered with an error at once."""
-        problem = self._never_fits(request)
+        problem = refusal(request, self.limits, self.allocator.geometry, self.allocator.pool.num_pages)
         if problem is not None:
             for choice in range(request.sampling.n):
                 self.tally.finish(request.key, choice, 0, "error", message=problem)
@@ -92,15 +94,6 @@ class Scheduler:
         for child in parent.children:
             child.parent = parent
         self.waiting.push(parent)
-
-    def _never_fits(self, request: Request) -> str | None:
-        total = len(request.tokens) + request.max_tokens
-        pages, pool = self.allocator.geometry.pages_of(total), self.allocator.pool.num_pages
-        if total > self.limits.max_model_len:
-            return f"prompt and output take {total} tokens; the context has {self.limits.max_model_len}"
-        if pages > pool:
-            return f"prompt and output ({total} tokens) take {pages} pages; the pool has {pool}"
-        return None
 
     def abort(self, key: int) -> None:
         """Drop every choice of a request; unknown keys are ignored, they may have finished meanwhile."""
@@ -180,17 +173,21 @@ class Scheduler:
         if nothing and lockstep is None and not (self._admitter.loading and not self._in_flight):
             return None
         slots, starts, counts, samples = rows.arrays()
-        table, copies = self.allocator.take_table()
+        if self.allocator.has_states:
+            self._plan_states(slots, starts, counts)
+        table, copies, copies_after = self.allocator.take_table()
         plan = StepPlan(
             id=number,
             slots=slots,
             starts=starts,
             counts=counts,
             samples=samples,
+            pools=np.flatnonzero(self.slots.pools[slots]).astype(np.int32),
             admissions=admissions,
             releases=int32(self.slots.released),
             table=rows32(table, 4),  # pyright: ignore[reportArgumentType]
             copies_before=rows32(copies, 4),  # pyright: ignore[reportArgumentType]
+            copies_after=rows32(copies_after, 4),  # pyright: ignore[reportArgumentType]
             transfers=transfers,
             controls=controls,
             shape=lockstep or 0,
@@ -212,7 +209,7 @@ class Scheduler:
         # All but the newest token is computed or granted: a row that goes on from what the device knows.
         decodes = planned >= table.length[slots] - 1
         chosen = slots[ready & decodes & (planned < table.limit[slots] - 1)]
-        room = max(1, rows.budget // self.limits.tokens_per_step)
+        room = min(max(1, rows.budget // self.limits.tokens_per_step), ceil_div(len(slots), self.limits.stages))
         if len(chosen) > room:
             longest_waiting = np.argsort(table.last_plan[chosen], kind="stable")[:room]
             chosen = chosen[np.sort(longest_waiting)]
@@ -247,6 +244,27 @@ class Scheduler:
         if self._grow(sequence, start + count, rows):
             self.unreserve(sequence, keep=start + count < length)
             rows.chunk(slot, start, count, start + count == length)
+
+    def _plan_states(self, slots: Int32Array, starts: Int32Array, counts: Int32Array) -> None:
+        """Restore the states of rows that resume, and checkpoint those of rows that end where it is due.
+
+        Last of all, when it is settled who has a row. Where a row of several drafts ends nobody knows yet.
+        """
+        allocator = self.allocator
+        for slot in slots[starts >= 0].tolist():
+            allocator.restore(self._holding(slot), self._next_plan)
+        if allocator.interval:
+            ends = self.slots.computed[slots] + self.slots.ahead[slots] + counts
+            due = (ends % allocator.interval == 0) & ((starts >= 0) | (self.limits.tokens_per_step == 1))
+            for slot, end in zip(slots[due].tolist(), ends[due].tolist(), strict=True):
+                spare = allocator.pool.available_pages - self.reserved_pages
+                allocator.checkpoint(self._holding(slot), end, spare)
+
+    def _holding(self, slot: int) -> Holding:
+        sequence = self.slots.sequences[slot]
+        assert sequence is not None
+        assert sequence.holding is not None
+        return sequence.holding
 
     def _grow(self, sequence: Sequence, num_tokens: int, rows: Rows) -> bool:
         """Make room for `num_tokens` tokens, preempting whoever comes last in the queue; False if it must wait."""

@@ -38,6 +38,11 @@ class Sequence:
         return len(self.request.tokens)
 
     @property
+    def num_encoder(self) -> int:
+        """Tokens of the encoder's input."""
+        return 0 if self.request.encoder_tokens is None else len(self.request.encoder_tokens)
+
+    @property
     def limit(self) -> int:
         """Length of prompt and output at which it ends."""
         return self.num_prompt + self.request.max_tokens

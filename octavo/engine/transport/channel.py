@@ -52,9 +52,9 @@ class EngineChannel:
         self._codec: Codec[FrontMessage] = Codec(FrontMessage)
         self._answers: Codec[EngineMessage] = Codec(EngineMessage)
 
-    def wait(self) -> None:
-        """Return when a message can be received, or the engine has to stop."""
-        self._poller.poll()
+    def wait(self, seconds: float | None = None) -> None:
+        """Return when a message can be received, the engine has to stop, or time is up."""
+        self._poller.poll(None if seconds is None else int(seconds * 1000))
 
     def receive(self) -> Iterator[FrontMessage]:
         """Yield the messages that are there, some hundreds at most; never waits."""

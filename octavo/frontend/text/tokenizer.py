@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, models
 
 from octavo.base.errors import CheckpointError, InvalidRequestError
 from octavo.checkpoint.gguf import read_gguf
 from octavo.checkpoint.json_file import JsonObject, read_json_if_there
+from octavo.checkpoint.tokenizer_files import tokenizer_file
+from octavo.checkpoint.vocabularies import WordStyle
 from octavo.frontend.text.byte_alphabet import byte_characters
-from octavo.frontend.text.gguf_vocabulary import build_tokenizer, set_affixes
+from octavo.frontend.text.byte_bpe import byte_bpe, set_affixes
+from octavo.frontend.text.gguf_vocabulary import build_tokenizer
+from octavo.frontend.text.pieces import pieces_tokenizer
+from octavo.frontend.text.sentencepiece_file import read_sentencepiece
+from octavo.frontend.text.tiktoken_file import is_tiktoken, read_tekken, read_tiktoken
 
 _NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -123,7 +129,7 @@ def is_byte_token(text: str) -> bool:
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """Load from a folder with tokenizer.json, or from a .gguf file; raises CheckpointError saying what is wrong."""
+    """Load from a folder (`checkpoint/tokenizer_files.py`) or a .gguf file; raises CheckpointError saying what is wrong."""
     path = Path(source)
     if path.is_file() and path.suffix == ".gguf":
         return Tokenizer(*build_tokenizer(read_gguf(source)))
@@ -131,14 +137,10 @@ def load_tokenizer(source: str) -> Tokenizer:
 
 
 def _load_folder(folder: Path) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    try:
-        core = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise CheckpointError(f"{file}: cannot be read: {error}") from error
     config = read_json_if_there(folder / "tokenizer_config.json")
+    core, names = _read(tokenizer_file(folder) or folder / "tokenizer.json", config)
     _add_missing(core, config)
-    names = _named(config) or _named(read_json_if_there(folder / "special_tokens_map.json"))
+    names |= _named(config) or _named(read_json_if_there(folder / "special_tokens_map.json"))
     names = {name: text for name, text in names.items() if core.token_to_id(text) is not None}
     _mark_special(core, names)
     if config.has("add_bos_token") or config.has("add_eos_token"):
@@ -146,6 +148,35 @@ def _load_folder(folder: Path) -> Tokenizer:
         last = names.get("eos_token") if config.flag("add_eos_token", False) else None
         set_affixes(core, first, last)
     return Tokenizer(core, names)
+
+
+def _read(file: Path, config: JsonObject) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """Return the tokenizer of one file, and the special tokens that the file itself names."""
+    try:
+        if file.name == "tokenizer.json":
+            return tokenizers.Tokenizer.from_file(str(file)), {}
+        if file.name == "vocab.json":
+            # From files, so that merges are read as they were written: some begin with a comment.
+            model = models.BPE.from_file(str(file), str(file.with_name("merges.txt")))
+            return byte_bpe(model, WordStyle()), {}
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error
+    if file.name == "tekken.json":
+        core, names = read_tekken(file)
+        set_affixes(core, names.get("bos_token"), None)
+        return core, names
+    if is_tiktoken(file):
+        return read_tiktoken(file), {}
+    # Without a word on it, the space before a text is put where SentencePiece itself puts it.
+    pieces, names = read_sentencepiece(file, first_only=not config.flag("legacy", True))
+    try:
+        core = pieces_tokenizer(pieces)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CheckpointError(f"{file}: the pieces do not make a tokenizer: {error}") from error
+    # Models with unigram vocabularies (T5) end a text, the others begin it.
+    first, last = (None, names.get("eos_token")) if pieces.unigram else (names.get("bos_token"), None)
+    set_affixes(core, first, last)
+    return core, names
 
 
 def _add_missing(core: tokenizers.Tokenizer, config: JsonObject) -> None:

@@ -6,6 +6,7 @@ Shapes: T tokens, H query heads, K key/value heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,14 @@ from octavo.ops.paged_attention import Scoring
 from octavo.protocol.kept import KeptLayer, KeptTokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Layer `layer` reads the keys and values that layer `owner` keeps, and has none of its own."""
+
+    layer: int
+    owner: int
+
+
 class Attention(nn.Module):
     """Causal attention over everything that layer `layer` of a sequence has kept, or over its last `window` tokens.
 
@@ -37,7 +46,7 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        layer: int,
+        layer: int | Reader,
         heads: Heads,
         positions: Rope | Alibi | None,
         *,
@@ -45,10 +54,10 @@ class Attention(nn.Module):
         scale: float | None = None,
         softcap: float | None = None,
         sinks: bool = False,
-        norms: tuple[nn.Module, nn.Module] | None = None,
+        norms: tuple[nn.Module, nn.Module | None] | None = None,
     ) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.shares = (layer.layer, layer.owner) if isinstance(layer, Reader) else (layer, None)
         self.heads = heads
         self.alibi = positions if isinstance(positions, Alibi) else None
         self.rope = None if isinstance(positions, Alibi) else positions
@@ -100,17 +109,20 @@ class Attention(nn.Module):
     def kept(self) -> KeptLayer:
         """Return what the layer keeps between steps."""
         kept = KeptTokens(planes=self.backend.planes(self.local), window=self.window)
-        return KeptLayer(layer=self.layer, kept=kept, blocks=self.blocks)
+        return KeptLayer(layer=self.layer, kept=kept, blocks=self.blocks, shares=self.shares)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, H * D] of q [T, H, D], k [T, K, D] and v [T, K, D]; q and k may be overwritten."""
+    def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, ctx: ForwardContext) -> Tensor:
+        """Return [T, H * D] of q [T, H, D], k [T, K, D] and v [T, K, D], None if it shares; q and k may be overwritten."""
         pages = ctx.layers[self.layer]
-        group, column = ctx.groups[pages.group], pages.column
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        group, column = ctx.tokens(pages), pages.column
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if k is not None and self.k_norm is not None:
+            k = self.k_norm(k)
         if self.rope is not None:
-            self.rope(q, k, ctx.positions)
-        self.backend.write(k, v, pages.planes, group.write_pages[:, column], group.write_offsets)
+            self.rope(q, q[:, :0] if k is None else k, ctx.positions)
+        if k is not None and v is not None:
+            self.backend.write(k, v, pages.planes, group.write_pages[:, column], group.write_offsets)
         table = group.table[:, column :: group.pages_per_block]
         attended = self.backend.attend(q, pages.planes, table, ctx.query_starts, ctx.lengths, self.scoring)
         return attended.flatten(1)

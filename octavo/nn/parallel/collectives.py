@@ -1,22 +1,88 @@
-"""What ranks do together. With one rank on an axis every collective is the identity."""
+"""What ranks do together, as functions that layers are bound to. With one rank on an axis every one is the identity."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.base.errors import ConfigError
-from octavo.nn.parallel.mesh import Axis
+from octavo.nn.parallel.mesh import Axis, Group
 
 Collective = Callable[[Tensor], Tensor]
 
 
 def all_reduce(axis: Axis) -> Collective:
-    """Return a function that sums a tensor over an axis; raises ConfigError for more than one rank, not built yet."""
-    if axis.size != 1:
-        raise ConfigError(f"{axis.size} ranks were asked for, but only one can run yet", field="tensor_parallel_size")
-    return _identity
+    """Return a function that sums a tensor over an axis, in place."""
+    if axis.size == 1:
+        return _identity
+    group = _group(axis)
+
+    def run(x: Tensor) -> Tensor:
+        group.all_reduce(x)
+        return x
+
+    return run
+
+
+def all_gather(axis: Axis, sizes: Sequence[int]) -> Collective:
+    """Return a function that joins [..., n] of every rank along the last dimension; n of each rank is in `sizes`."""
+    if axis.size == 1:
+        return _identity
+    group, widest = _group(axis), max(sizes)
+
+    def run(x: Tensor) -> Tensor:
+        padded = F.pad(x, (0, widest - x.shape[-1])).contiguous()
+        parts = [torch.empty_like(padded) for _ in sizes]
+        group.all_gather(parts, padded)
+        return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], -1)
+
+    return run
+
+
+def broadcast(axis: Axis) -> Collective:
+    """Return a function that overwrites a tensor with what the axis's first rank has."""
+    if axis.size == 1:
+        return _identity
+    group = _group(axis)
+
+    def run(x: Tensor) -> Tensor:
+        group.broadcast(x, 0)
+        return x
+
+    return run
+
+
+def receive_before(axis: Axis) -> Collective:
+    """Return a function that overwrites a tensor with what the rank before has handed on; the first keeps its own."""
+    if axis.rank == 0:
+        return _identity
+    group = _group(axis)
+
+    def run(x: Tensor) -> Tensor:
+        group.receive(x, axis.rank - 1)
+        return x
+
+    return run
+
+
+def send_on(axis: Axis) -> Collective:
+    """Return a function that hands a tensor to the rank behind; it must not change any more. The last keeps its own."""
+    if axis.rank == axis.size - 1:
+        return _identity
+    group = _group(axis)
+
+    def run(x: Tensor) -> Tensor:
+        group.send(x, axis.rank + 1)
+        return x
+
+    return run
+
+
+def _group(axis: Axis) -> Group:
+    assert axis.group is not None, "the ranks of this axis are not connected"
+    return axis.group
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -1,22 +1,101 @@
-"""How ranks are laid out: one axis for each kind of parallelism. All are of size 1 until several ranks can run."""
+"""How ranks are laid out: one axis for each kind of parallelism, of size 1 where it is not used."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Group(Protocol):
+    """The ranks of one axis and the way between them. What is received overwrites `x`, contiguous on the device.
+
+    waits: whether this rank waits for another now; may be read from any thread.
+    """
+
+    waits: bool
+
+    def all_reduce(self, x: Tensor) -> None:
+        """Sum over all ranks."""
+        ...
+
+    def all_gather(self, parts: Sequence[Tensor], x: Tensor) -> None:
+        """Bring every rank's x, all of one shape, into `parts`, by rank."""
+        ...
+
+    def broadcast(self, x: Tensor, source: int) -> None:
+        """Give every rank what `source` has."""
+        ...
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Send to a rank and return at once; x must not change any more."""
+        ...
+
+    def receive(self, x: Tensor, source: int) -> None:
+        """Wait for what a rank has sent."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """`size` ranks, of which this one is number `rank`."""
+    """`size` ranks, of which this one is number `rank`. group: the way to the others, None where it is not used."""
 
     size: int = 1
     rank: int = 0
+    group: Group | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """The axes, and this rank's place on each. tensor: parts of a matrix. expert: whole experts. pipeline: layers."""
+    """The axes, and this rank's place on each. tensor: parts of a matrix. expert: whole experts. pipeline: layers.
+
+    experts: the place of each logical expert among all that the expert axis holds; empty: as they are numbered.
+    """
 
     tensor: Axis = field(default_factory=Axis)
     expert: Axis = field(default_factory=Axis)
     pipeline: Axis = field(default_factory=Axis)
+    experts: tuple[int, ...] = ()
+
+    @property
+    def of_experts(self) -> Mesh:
+        """The axes as experts see them: spread over the ranks of the tensor axis itself, none of them is cut."""
+        spread = self.expert.size > 1 and self.expert is self.tensor
+        return replace(self, tensor=Axis()) if spread else self
+
+    @property
+    def starts(self) -> bool:
+        """Whether this rank is of the first stage, which has the embeddings."""
+        return self.pipeline.rank == 0
+
+    @property
+    def ends(self) -> bool:
+        """Whether this rank is of the last stage, which has the head."""
+        return self.pipeline.rank == self.pipeline.size - 1
+
+    @property
+    def samples(self) -> bool:
+        """Whether this is the one rank that chooses tokens."""
+        return self.ends and self.tensor.rank == 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether this rank waits for another now; may be asked from any thread."""
+        return any(axis.group is not None and axis.group.waits for axis in (self.tensor, self.expert, self.pipeline))
+
+    def barrier(self) -> None:
+        """Wait until every rank of the mesh is here."""
+        for axis in (self.tensor, self.pipeline):
+            if axis.group is not None:
+                axis.group.barrier()
+
+
+def coordinates(rank: int, tensor: int) -> tuple[int, int]:
+    """Return (place on the tensor axis, place on the pipeline axis) of a rank; neighbours share a stage."""
+    return rank % tensor, rank // tensor

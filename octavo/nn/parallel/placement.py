@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.base.errors import ConfigError
+from octavo.base.intmath import ceil_div
 from octavo.nn.parallel.mesh import Axis, Mesh
 
 # column: outputs are spread over the tensor axis. row: inputs are, and the outputs are summed.
@@ -34,8 +35,22 @@ def share(size: int, axis: Axis, unit: int = 1, repeat: bool = False) -> range:
         first = axis.rank // (axis.size // count) * unit
         return range(first, first + unit)
     raise ConfigError(
-        f"{count} units of {unit} features cannot be spread over {axis.size} ranks", field="tensor_parallel_size"
+        f"tensor_parallel_size {axis.size}: {count} units of {unit} features cannot be spread over {axis.size} ranks",
+        field="tensor_parallel_size",
     )
+
+
+def portion(size: int, axis: Axis, rank: int | None = None) -> range:
+    """Return the part of `size` rows or layers that this rank (or rank number `rank`) holds: as even as it gets.
+
+    The last ranks have the smaller parts. Raises ConfigError if there is less than one for each.
+    """
+    if size < axis.size:
+        raise ConfigError(
+            f"{size} layers or rows cannot be spread over {axis.size} ranks", field="pipeline_parallel_size"
+        )
+    place = axis.rank if rank is None else rank
+    return range(ceil_div(place * size, axis.size), ceil_div((place + 1) * size, axis.size))
 
 
 def place(role: Role, mesh: Mesh, shape: tuple[int, int], unit: int = 1, repeat: bool = False) -> Placement:

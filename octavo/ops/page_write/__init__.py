@@ -25,6 +25,20 @@ class PageWrite(Protocol):
         ...
 
 
+class PlaneWrite(Protocol):
+    """Scatter tokens into one plane."""
+
+    def __call__(self, x: Tensor, plane: Tensor, pages: Tensor, offsets: Tensor) -> None:
+        """Write token t of x [T, K, D] to place `offsets[t]` of page `pages[t]` of the strided view [P, K, B, D].
+
+        pages, offsets: int64 [T].
+        """
+        ...
+
+
 PAGE_WRITE = Op(
     name="page_write", candidates=(Candidate(name="torch", path="octavo.ops.page_write.reference:page_write"),)
+)
+PLANE_WRITE = Op(
+    name="plane_write", candidates=(Candidate(name="torch", path="octavo.ops.page_write.reference:plane_write"),)
 )

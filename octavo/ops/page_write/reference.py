@@ -9,5 +9,10 @@ def page_write(
     key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, pages: Tensor, offsets: Tensor
 ) -> None:
     """See `PageWrite`."""
-    key_pages[pages, :, offsets] = key
-    value_pages[pages, :, offsets] = value
+    plane_write(key, key_pages, pages, offsets)
+    plane_write(value, value_pages, pages, offsets)
+
+
+def plane_write(x: Tensor, plane: Tensor, pages: Tensor, offsets: Tensor) -> None:
+    """See `PlaneWrite`."""
+    plane[pages, :, offsets] = x

@@ -30,9 +30,9 @@ def paged_attention(
     lengths: Tensor,
     scoring: Scoring,
 ) -> Tensor:
-    """See `PagedAttention`."""
+    """See `PagedAttention`; here values may have another size than keys."""
     starts, num_heads, block = query_starts.tolist(), key_pages.shape[1], key_pages.shape[2]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    out = q.new_empty(*q.shape[:2], value_pages.shape[-1])
     if starts[-1] < len(out):
         out[starts[-1] :] = 0
     q_TKGD, out_TKGD = q.unflatten(1, (num_heads, -1)), out.unflatten(1, (num_heads, -1))
@@ -65,7 +65,7 @@ def _decode(
     scores = torch.cat([torch.bmm(q_KGD, view.float()) for view in keys], -1)
     distances = torch.arange(scores.shape[-1] - 1, -1, -1, device=q_KGD.device)
     weights = _weights(scores, distances, scoring).split([view.shape[1] for view in values], -1)
-    out_KGD = torch.zeros_like(q_KGD)
+    out_KGD = q_KGD.new_zeros(*q_KGD.shape[:2], value_pages.shape[-1])
     for weight, view in zip(weights, values, strict=True):
         out_KGD.baddbmm_(weight, view.float())
     return out_KGD

@@ -58,6 +58,10 @@ class InprocExecutor:
             self._raise_dead(failure)
         return oldest.result()
 
+    def check(self) -> None:
+        """Raise what stopped the worker, if something did."""
+        self._live_runner()
+
     def shutdown(self) -> None:
         """Finish the running step, drop the others and everything on the device; idempotent."""
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -16,8 +16,7 @@ from octavo.checkpoint.config_keys import settle_extras
 from octavo.checkpoint.record import Checkpoint
 from octavo.device.base import Device
 from octavo.models.registry import load_model
-from octavo.nn.assembly import Assigned, Binding, Bound, Filled, Finalized, Placed, Stored
-from octavo.nn.attention.layer import Attention
+from octavo.nn.assembly import Assigned, Binding, Bound, Elsewhere, Filled, Finalized, Keeper, Placed, Stored
 from octavo.nn.decoder import CausalLM
 from octavo.nn.formats.base import WeightFormat
 from octavo.nn.formats.dense import DenseFormat
@@ -26,17 +25,22 @@ from octavo.ops.registry import Kernels, bind
 from octavo.protocol.kept import KeptLayer
 from octavo.worker.loader.dummy import dummy_weights
 from octavo.worker.loader.gguf_weights import gguf_weights
+from octavo.worker.loader.pt_weights import pt_weights
 from octavo.worker.loader.weights import NUMBER, Incoming, Target, fill, safetensors_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssembledModel:
-    """A model ready to run. layers: what each layer keeps between steps. decisions: every choice, and why, one line each."""
+    """A model ready to run. layers: what each layer keeps between steps. decisions: every choice, and why, one line each.
+
+    generates: whether it has a head; if not, it gives hidden states only.
+    """
 
     model: CausalLM
     layers: tuple[KeptLayer, ...]
     kernels: Kernels
     decisions: tuple[str, ...]
+    generates: bool = True
 
 
 def assemble(
@@ -48,14 +52,15 @@ def assemble(
     load_format: str = "auto",
     seed: int = 0,
     overrides: Mapping[str, str] | None = None,
+    mesh: Mesh | None = None,
 ) -> AssembledModel:
-    """Build the model of a checkpoint on a device.
+    """Build the model of a checkpoint on a device, as far as it is this rank's.
 
     dtype: of weights and activations. max_model_len: positions that are served. seed: of dummy weights. overrides: kernel by
-    op ("rms_norm": "torch"), and the attention backend ("attention": "torch"). Raises CheckpointError for weights that do
-    not fit the config, ConfigError for choices that do not fit the device.
+    op ("rms_norm": "torch"), and the attention backend ("attention": "torch"). mesh: one rank if not given. Raises
+    CheckpointError for weights that do not fit the config, ConfigError for choices that do not fit the device or the mesh.
     """
-    torch_dtype, mesh, forced = getattr(torch, dtype), Mesh(), dict(overrides or {})
+    torch_dtype, mesh, forced = getattr(torch, dtype), mesh or Mesh(), dict(overrides or {})
     with torch.device("meta"):
         model_class = load_model(checkpoint.facts.architecture)
         model = model_class(settle_extras(checkpoint.facts, model_class.config_keys))
@@ -73,15 +78,16 @@ def assemble(
     )
     bind_layers(model, binding)
     materialize(model, device.torch_device)
-    targets, unused = destinations(model, model.checkpoint_names)
-    fill(targets, _source(checkpoint, load_format, targets, seed), unused)
+    names = model.checkpoint_names
+    targets, unused = destinations(model, names)
+    fill(targets, _source(checkpoint, load_format, targets, seed), unused, elsewhere(model, names))
     finalize(model)
-    kept = (module.kept() for module in model.modules() if isinstance(module, Attention))
     return AssembledModel(
         model=model,
-        layers=tuple(sorted(kept, key=lambda layer: layer.layer)),
+        layers=kept_layers(model),
         kernels=binding.kernels,
         decisions=(*binding.kernels.decisions, *binding.decisions),
+        generates=isinstance(model, CausalLM),
     )
 
 
@@ -121,6 +127,19 @@ def finalize(model: nn.Module) -> None:
             module.finalize()
 
 
+def kept_layers(model: nn.Module) -> tuple[KeptLayer, ...]:
+    """Return what every layer here keeps, in order; raises ConfigError where one reads what another stage keeps."""
+    kept = {layer.layer: layer for module in model.modules() if isinstance(module, Keeper) for layer in [module.kept()]}
+    for layer in kept.values():
+        if layer.shares is not None and layer.shares not in kept:
+            raise ConfigError(
+                f"layer {layer.layer} reads what layer {layer.shares} keeps, so one stage must have both: "
+                "pipeline_parallel_size must be smaller",
+                field="pipeline_parallel_size",
+            )
+    return tuple(kept[number] for number in sorted(kept))
+
+
 def destinations(model: nn.Module, names: Mapping[str, str | Stored]) -> tuple[dict[str, Target], frozenset[str]]:
     """Return targets by name in the checkpoint, and the names of what the model's table has and nobody needs.
 
@@ -135,11 +154,22 @@ def destinations(model: nn.Module, names: Mapping[str, str | Stored]) -> tuple[d
             pattern = NUMBER.sub("{}", whole)
             assert pattern in table, f"the model file names no checkpoint tensor for {pattern}"
             unused.discard(pattern)
-            name = table[pattern].name.format(*NUMBER.findall(whole)) + f".{suffix}"
+            name = f"{table[pattern].name.format(*NUMBER.findall(whole))}.{suffix}".removeprefix(".")
             shared = targets[name].parts if name in targets else ()
             targets[name] = Target(stored=table[pattern], parts=(*shared, part))
     modules = {NUMBER.sub("{}", path) for path, _ in model.named_modules()}
     return targets, frozenset(table[path].name for path in unused if path in modules or table[path].ignored)
+
+
+def elsewhere(model: nn.Module, names: Mapping[str, str | Stored]) -> tuple[str, ...]:
+    """Return how names begin in the checkpoint of what other stages hold."""
+    found = set[str]()
+    for path in (path for path, module in model.named_modules() if isinstance(module, Elsewhere)):
+        parent, _, number = path.rpartition(".")
+        inside = (name for pattern, name in names.items() if pattern.startswith(f"{parent}.{{}}."))
+        whole = (name.name if isinstance(name, Stored) else name for name in inside)
+        found.update(name.partition("{}")[0] + f"{number}." for name in whole)
+    return tuple(found)
 
 
 def _source(checkpoint: Checkpoint, load_format: str, targets: Mapping[str, Target], seed: int) -> Iterator[Incoming]:
@@ -152,4 +182,6 @@ def _source(checkpoint: Checkpoint, load_format: str, targets: Mapping[str, Targ
         return gguf_weights(checkpoint.files[0], checkpoint.facts)
     if kind == "safetensors":
         return safetensors_weights(checkpoint.files)
+    if kind == "pt":
+        return pt_weights(checkpoint.files)
     raise CheckpointError(f"{checkpoint.path}: holds no weights; load_format dummy makes random ones")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from octavo.base.facts import ModelFacts
 from octavo.checkpoint.gguf import GgufTensor, read_gguf
-from octavo.checkpoint.gguf_facts import keeps_pairs_together
+from octavo.checkpoint.gguf_facts import keeps_pairs_together, norms_hold_one
 from octavo.worker.loader.gguf_types import check_type, dequantize
 from octavo.worker.loader.weights import Incoming
 
@@ -31,6 +32,12 @@ _NAMES = {
     "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
 }
+# Where there are norms after attention and feed-forward too.
+_SANDWICH = {
+    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+}
 # The divisors of stretched rotary frequencies: the facts were made from them.
 _KNOWN = ("rope_freqs.weight",)
 # Values decoded at a time.
@@ -38,47 +45,65 @@ _PIECE = 2**20
 
 
 def gguf_weights(path: str, facts: ModelFacts) -> Iterator[Incoming]:
-    """Yield the tensors of a GGUF file; raises CheckpointError for a type that is not decoded."""
+    """Yield the tensors of a GGUF file and of its other parts; raises CheckpointError for a type that is not decoded."""
     file = read_gguf(path)
-    pairs_together = keeps_pairs_together(file)
+    pairs_together, ones = keeps_pairs_together(file), norms_hold_one(file)
+    sandwich = "blk.0.post_ffw_norm.weight" in file.tensors
     for tensor in file.tensors.values():
         if tensor.name in _KNOWN:
             continue
         check_type(tensor.name, tensor.type)
         paired = pairs_together and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", tensor.name) is not None
         head_dim = facts.head_dim if paired else None
-        yield _incoming(path, tensor, file.data(tensor.name), head_dim)
+        incoming = _incoming(tensor, file.data(tensor.name), head_dim)
+        incoming = replace(incoming, name=hugging_face_name(tensor.name, sandwich))
+        yield _minus_one(incoming) if ones and tensor.name.endswith("norm.weight") else incoming
 
 
-def hugging_face_name(name: str) -> str:
+def hugging_face_name(name: str, sandwich: bool = False) -> str:
     """Return what a tensor is called in a Hugging Face checkpoint; its own name if it is not known."""
+    names = _NAMES | _SANDWICH if sandwich else _NAMES
     module, _, suffix = name.rpartition(".")
     layer = re.search(r"\d+", module)
     pattern = module if layer is None else module.replace(layer[0], "{}", 1)
-    if pattern not in _NAMES:
+    if pattern not in names:
         return name
-    return _NAMES[pattern].format(layer and layer[0]) + "." + suffix
+    return names[pattern].format(layer and layer[0]) + "." + suffix
 
 
-def _incoming(path: str, tensor: GgufTensor, raw: memoryview, head_dim: int | None) -> Incoming:
-    row = math.prod(tensor.shape[1:])
-    row_bytes = tensor.nbytes // tensor.shape[0]
+def _incoming(tensor: GgufTensor, raw: memoryview, head_dim: int | None) -> Incoming:
+    # A vector is one row, so that whole blocks are decoded.
+    num_rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+    row_bytes = tensor.nbytes // num_rows
+    # Rows of a head that have to be put in order come together.
+    unit = (head_dim or 1) if num_rows > 1 else 1
+    step = max(_PIECE // math.prod(tensor.shape[1:]) // unit, 1) * unit
+
+    def rows(first: int, last: int) -> Tensor:
+        piece = bytearray(raw[first * row_bytes : last * row_bytes])
+        values = dequantize(tensor.type, torch.frombuffer(piece, dtype=torch.uint8)).view(-1, *tensor.shape[1:])
+        return values if head_dim is None else halves_together(values, head_dim)
 
     def read(cut: tuple[slice, ...], into: Tensor) -> None:
+        if num_rows == 1:
+            into.copy_(rows(0, 1)[cut])
+            return
         begin = (cut[0].start or 0) if cut else 0
-        # Whole heads, where rows have to be put in order; whole blocks, where a row is a single value.
-        unit = head_dim or min(32, into.shape[0])
-        step = max(_PIECE // row // unit, 1) * unit
         for first in range(0, into.shape[0], step):
             target = into[first : first + step]
-            piece = raw[(begin + first) * row_bytes : (begin + first + target.shape[0]) * row_bytes]
-            values = dequantize(tensor.type, torch.frombuffer(bytearray(piece), dtype=torch.uint8))
-            values = values.view(target.shape[0], *tensor.shape[1:])
-            if head_dim is not None:
-                values = halves_together(values, head_dim)
+            values = rows(begin + first, begin + first + target.shape[0])
             target.copy_(values[:, *cut[1:]])
 
-    return Incoming(name=hugging_face_name(tensor.name), file=path, shape=tensor.shape, read=read)
+    return Incoming(name=tensor.name, file=tensor.file, shape=tensor.shape, read=read)
+
+
+def _minus_one(incoming: Incoming) -> Incoming:
+    def read(cut: tuple[slice, ...], into: Tensor) -> None:
+        wide = torch.empty_like(into, dtype=torch.float32)
+        incoming.read(cut, wide)
+        into.copy_(wide - 1)
+
+    return replace(incoming, read=read)
 
 
 def halves_together(rows: Tensor, head_dim: int) -> Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from tqdm import tqdm
 
 from octavo.base.errors import CheckpointError
+from octavo.checkpoint.shards import ShardKind, shard_of_tensors
 from octavo.nn.assembly import Destination, Stored
 
 # The number of a layer, an expert or a head in a module's path.
@@ -50,7 +53,9 @@ class Target:
         return (*rest, first) if self.stored.transposed else (first, *rest)
 
     def fill(self, read: Callable[[tuple[slice, ...], Tensor], None]) -> None:
-        """Bring every destination its share of the tensor that `read` reads."""
+        """Bring every destination its share of the tensor that `read` reads; nothing is read if there is none here."""
+        if all(part.tensor.numel() == 0 for part in self.parts):
+            return
         if self._alone:
             read(self.parts[0].cut, self.parts[0].tensor)
             return
@@ -64,18 +69,26 @@ class Target:
             part.tensor.copy_(share.flatten(0, 1)[part.cut])
 
 
-def fill(targets: Mapping[str, Target], incoming: Iterable[Incoming], unused: frozenset[str]) -> None:
+def fill(
+    targets: Mapping[str, Target],
+    incoming: Iterable[Incoming],
+    unused: frozenset[str],
+    elsewhere: tuple[str, ...] = (),
+) -> None:
     """Read every tensor into its destination. targets: by name in the checkpoint. unused: names of modules whose tensors are not
-    needed, `{}` for every number in them.
+    needed, `{}` for every number in them. elsewhere: how names begin of what other stages hold.
 
-    Raises CheckpointError naming the tensor that is missing, unexpected, there twice or of another shape.
+    Raises CheckpointError naming the tensor that is missing, unexpected, there twice or of another shape. A terminal sees
+    a progress bar.
     """
     waiting, base = dict(targets), next(iter(targets)).partition(".")[0]
-    for tensor in incoming:
+    for tensor in tqdm(incoming, desc="weights", total=len(targets), unit="tensor", leave=False, disable=None):
         # Files of a model without its head leave out what the other names begin with.
-        name = next((name for name in (tensor.name, f"{base}.{tensor.name}") if name in targets), None)
+        names = tensor.name, f"{base}.{tensor.name}"
+        name = next((name for name in names if name in targets), None)
         if name is None:
-            if tensor.name.endswith(_HARMLESS) or not unused.isdisjoint(_modules(tensor.name, base)):
+            known = tensor.name.endswith(_HARMLESS) or any(name.startswith(elsewhere) for name in names)
+            if known or not unused.isdisjoint(NUMBER.sub("{}", name.rpartition(".")[0]) for name in names):
                 continue
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} is not one of this architecture's")
         target = waiting.pop(name, None)
@@ -91,21 +104,22 @@ def fill(targets: Mapping[str, Target], incoming: Iterable[Incoming], unused: fr
         raise CheckpointError(f"tensors are missing: {', '.join(list(waiting)[:_NAMED])}{more}")
 
 
-def _modules(name: str, base: str) -> tuple[str, str]:
-    """Return the module of a tensor, as `unused` has it, under both names that it may have."""
-    pattern = NUMBER.sub("{}", name.rpartition(".")[0])
-    return pattern, f"{base}.{pattern}"
-
-
-def safetensors_weights(files: Iterable[str]) -> Iterator[Incoming]:
+def safetensors_weights(files: Sequence[str]) -> Iterator[Incoming]:
     """Yield the tensors of safetensors files, one open file at a time; bytes are mapped, and copied once."""
-    for path in files:
+    for path, is_wanted in indexed(files, "safetensors"):
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a mapping)
-                    yield _incoming(path, file, name)
+                yield from (_incoming(path, file, name) for name in file.keys() if is_wanted(name))  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def indexed(files: Sequence[str], kind: ShardKind) -> Iterator[tuple[str, Callable[[str], bool]]]:
+    """Yield every file, and whether a tensor in it is wanted: the index may say that another file's is the right one."""
+    owners = shard_of_tensors(Path(files[0]).parent, kind) or {}
+    for path in files:
+        name = Path(path).name
+        yield path, lambda tensor, name=name: owners.get(tensor, name) == name
 
 
 def _incoming(path: str, file: safe_open, name: str) -> Incoming:

@@ -27,7 +27,8 @@ def entry(key: str, value: Any) -> bytes:
         return head + struct.pack("<I", 8) + text(value)
     if value and isinstance(value[0], str):
         return head + struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
-    return head + struct.pack("<IIQ", 9, 5, len(value)) + struct.pack(f"<{len(value)}i", *value)
+    code, kind = ("f", 6) if value and isinstance(value[0], float) else ("i", 5)
+    return head + struct.pack("<IIQ", 9, kind, len(value)) + struct.pack(f"<{len(value)}{code}", *value)
 
 
 def gguf(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import struct
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,3 +201,55 @@ def test_block_sizes_are_those_of_the_gguf_package():
     theirs = {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
     ours = {number: (kind.name, kind.block, kind.nbytes) for number, kind in GGML_TYPES.items()}
     assert {number: row for number, row in ours.items() if number in theirs} == theirs
+
+
+def split(folder: Path, *, numbers: Sequence[int] = (0, 1, 2), count: int = 3, total: int = 3) -> list[Path]:
+    """One model in three files, a tensor in each."""
+    paths = [folder / f"m-{index + 1:05}-of-00003.gguf" for index in range(3)]
+    for index, path in enumerate(paths):
+        metadata = {"split.no": numbers[index], "split.count": count if index else 3, "split.tensors.count": total}
+        metadata |= llama_metadata() if index == 0 else {}
+        write(path, metadata, [(f"t{index}.weight", 0, (1, 32), bytes([index]) * 128)])
+    return paths
+
+
+def test_a_model_in_several_files(tmp_path: Path):
+    paths = split(tmp_path)
+    file = read_gguf(str(paths[0]))
+    assert file.files == tuple(map(str, paths))
+    assert {name: bytes(file.data(name)) for name in file.tensors} == {
+        f"t{index}.weight": bytes([index]) * 128 for index in range(3)
+    }
+    assert file.text("general.architecture") == "llama"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"numbers": (0, 2, 1)}, r"m-00002-of-00003\.gguf: split.no and split.count do not say that it is part 2 of 3"),
+        ({"count": 4}, r"m-00002-of-00003\.gguf: split.no and split.count"),
+        ({"total": 5}, r"m-00001-of-00003\.gguf: split.tensors.count is 5, but the parts hold 3"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(tmp_path: Path, options: dict[str, Any], message: str):
+    with pytest.raises(CheckpointError, match=message):
+        read_gguf(str(split(tmp_path, **options)[0]))
+
+
+def test_a_missing_or_later_part_is_named(tmp_path: Path):
+    paths = split(tmp_path)
+    with pytest.raises(CheckpointError, match=r"is a later part of a model in 3 files; name the first, .*m-00001-of"):
+        read_gguf(str(paths[1]))
+    paths[2].unlink()
+    with pytest.raises(CheckpointError, match=r"part .*m-00003-of-00003\.gguf is missing \(1 of 3 are\)"):
+        read_gguf(str(paths[0]))
+    paths[0].rename(tmp_path / "other.gguf")
+    with pytest.raises(CheckpointError, match=r"one of 3 parts, but not named so \(NAME-00001-of-00003\.gguf\)"):
+        read_gguf(str(tmp_path / "other.gguf"))
+
+
+def test_a_tensor_in_two_parts_is_named(tmp_path: Path):
+    paths = split(tmp_path)
+    write(paths[2], {"split.no": 2, "split.count": 3}, [("t0.weight", 0, (1, 32), bytes(128))])
+    with pytest.raises(CheckpointError, match=r"00003-of-00003\.gguf: tensor t0.weight is also in .*00001-of"):
+        read_gguf(str(paths[0]))

@@ -104,20 +104,55 @@ def test_qwen3(tmp_path: Path):
     assert (found.architecture, found.head_dim, found.rope.theta) == ("Qwen3ForCausalLM", 16, 50000.0)
 
 
+def gemma(tmp_path: Path, arch: str, **changes):
+    metadata = {key.replace("llama", arch): value for key, value in llama_metadata().items()}
+    metadata |= {"general.architecture": arch, f"{arch}.attention.sliding_window": 512}
+    metadata |= {f"{arch}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return read_gguf_facts(read_gguf(write(tmp_path / "m.gguf", metadata, [embedding()])))
+
+
+def test_gemma3(tmp_path: Path):
+    sizes = {"attention__key_length": 16, "attention__value_length": 16}
+    found = gemma(tmp_path, "gemma3", rope__scaling__type="linear", rope__scaling__factor=8.0, **sizes)
+    assert (found.architecture, found.activation, found.tie_embeddings) == ("Gemma3ForCausalLM", "gelu_tanh", True)
+    assert found.rope == RopeFacts(dim=16, theta=50000.0, kind="linear", factor=8.0)
+    assert found.sliding_rope == RopeFacts(dim=16, theta=10000.0)
+    assert (found.sliding_window, found.layer_kinds) == (512, ())
+    assert found.extras == {"query_pre_attn_scalar": 16}
+    # Of the largest alone, scores are scaled by hidden size per head.
+    found = gemma(tmp_path, "gemma3", rope__freq_base_swa=777.0, block_count=62, final_logit_softcapping=30.0, **sizes)
+    assert found.sliding_rope == RopeFacts(dim=16, theta=777.0)
+    assert found.extras == {"query_pre_attn_scalar": 8, "final_logit_softcapping": 30.0}
+
+
+def test_gemma2(tmp_path: Path):
+    sizes = {"attention__key_length": 16, "attention__value_length": 16}
+    found = gemma(tmp_path, "gemma2", attn_logit_softcapping=50.0, final_logit_softcapping=30.0, **sizes)
+    assert (found.architecture, found.sliding_window, found.sliding_rope) == ("Gemma2ForCausalLM", 512, None)
+    assert found.extras == {
+        "query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0
+    }  # fmt: skip
+    # Of the largest alone, scores are scaled by hidden size per head.
+    assert gemma(tmp_path, "gemma2", block_count=46, **sizes).extras == {"query_pre_attn_scalar": 8}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general__architecture": "mamba"}, "general.architecture is 'mamba'; Octavo reads llama, qwen3"),
+        (
+            {"general__architecture": "mamba"},
+            "general.architecture is 'mamba'; Octavo reads llama, qwen2, qwen3, gemma2, gemma3",
+        ),
         ({"llama__block_count": None}, "llama.block_count: is missing"),
         ({"llama__block_count": 0}, "llama.block_count must be positive"),
         ({"llama__block_count": 10**9}, "llama.block_count must be at most"),
         ({"llama__attention__head_count_kv": 3}, "4 heads, 3 key-value heads"),
         ({"llama__attention__head_count_kv": [2, 1]}, "head_count_kv differs between layers"),
+        ({"llama__attention__sliding_window": 8}, "llama.attention.sliding_window is 8"),
         ({"llama__expert_count": 8}, "llama.expert_count is 8"),
         ({"llama__rope__scaling__type": "yarn"}, "rope.scaling.type is 'yarn'"),
         ({"llama__embedding_length": 64}, "token_embd.weight is [7, 32]"),
         ({"llama__context_length": "long"}, "llama.context_length: must be a whole number"),
-        ({"split__count": 3}, "split.count"),
     ],
 )
 def test_what_is_not_understood_is_named(tmp_path: Path, changes: dict[str, object], message: str):

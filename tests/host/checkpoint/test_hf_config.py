@@ -284,3 +284,9 @@ def test_a_broken_file_is_named(tmp_path: Path, raw: str):
     (tmp_path / "config.json").write_text(raw)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read_hf_facts(tmp_path)
+
+
+def test_code_that_comes_with_an_unknown_architecture_is_named(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"'OwnLM'.*; the code that comes with it \(auto_map\) is never run"):
+        read(tmp_path, architectures=["OwnLM"], auto_map={"AutoModelForCausalLM": "own.OwnLM"})
+    assert read(tmp_path, auto_map={"AutoModelForCausalLM": "own.OwnLM"}).architecture == "LlamaForCausalLM"

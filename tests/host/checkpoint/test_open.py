@@ -108,7 +108,7 @@ def test_dummy_needs_only_a_config(tmp_path: Path):
     [
         ({}, {}, "no config.json and no .gguf file"),
         ({"config.json": json.dumps(BASE)}, {}, "holds no weights"),
-        ({"config.json": json.dumps(BASE), "pytorch_model.bin": ""}, {}, "pytorch_model.bin is pickled"),
+        ({"config.json": json.dumps(BASE), "training_args.bin": ""}, {}, "holds no weights"),
         ({"config.json": json.dumps(BASE)}, {"load_format": "gguf"}, "holds no .gguf file"),
     ],
 )
@@ -127,32 +127,6 @@ def test_a_gguf_file_is_not_safetensors(tmp_path: Path):
     path = write(tmp_path / "m.gguf", llama_metadata(), [embedding()])
     with pytest.raises(CheckpointError, match="is a GGUF file, but load_format is 'safetensors'"):
         opened(path, load_format="safetensors")
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "hub" / "models--org--some.model"
-
-
-def test_a_hub_name_is_looked_up_in_the_local_cache(hub: Path):
-    folder = hf_folder(hub / "snapshots" / "abc123")
-    (hub / "refs").mkdir()
-    (hub / "refs" / "main").write_text("abc123\n")
-    found = opened("org/some.model")
-    assert (found.name, found.path) == ("org/some.model", str(folder))
-
-
-def test_a_hub_name_that_is_not_cached_says_what_was_tried(hub: Path):
-    with pytest.raises(CheckpointError, match=r"not in the local Hugging Face cache .*nothing is downloaded"):
-        opened("org/some.model")
-    (hub / "refs").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="no revision 'main'"):
-        opened("org/some.model")
-    (hub / "refs" / "main").write_text("abc123")
-    with pytest.raises(CheckpointError, match="lacks the revision"):
-        opened("org/some.model")
 
 
 @pytest.mark.parametrize("model", ["", "nothing", "a/b/c", "missing.gguf", "org/missing.gguf", "../x/y z"])
@@ -195,15 +169,56 @@ def test_where_a_template_comes_from(tmp_path: Path):
     assert opened(folder, chat_template="{{ 'given' }}").chat_template == "{{ 'given' }}"
     (tmp_path / "t.jinja").write_text("from a file")
     assert opened(folder, chat_template=str(tmp_path / "t.jinja")).chat_template == "from a file"
-    with pytest.raises(ConfigError, match="neither Jinja source nor a file"):
+    with pytest.raises(ConfigError, match="neither Jinja source nor one of the model's"):
         opened(folder, chat_template="no/such/file")
 
 
 def test_named_templates_without_a_default(tmp_path: Path):
     folder = hf_folder(tmp_path)
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "rag", "template": "x"}]}))
-    with pytest.raises(CheckpointError, match="names no 'default' template"):
+    with pytest.raises(CheckpointError, match="has no 'default' chat template; name one with chat_template: rag"):
         opened(folder)
+    assert opened(folder, chat_template="rag").chat_template == "x"
+
+
+def test_a_template_by_name(tmp_path: Path):
+    folder = hf_folder(tmp_path)
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "named"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("documents")
+    assert [opened(folder, chat_template=name).chat_template for name in ("tool_use", "rag", "default")] == [
+        "tools",
+        "documents",
+        "named",
+    ]
+    with pytest.raises(ConfigError, match=r"nor one of the model's \(default, rag, tool_use\) nor a file"):
+        opened(folder, chat_template="no-such")
+    keys = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"}
+    path = write(tmp_path / "m.gguf", llama_metadata() | keys, [embedding()])
+    assert opened(path).chat_template == "plain"
+    assert opened(path, chat_template="tool_use").chat_template == "tools"
+
+
+def test_what_weights_are_taken_from_a_folder(tmp_path: Path):
+    folder = hf_folder(tmp_path, torch_dtype=None)
+    (folder / "pytorch_model.bin").touch()
+    assert (opened(folder).kind, opened(folder, load_format="pt").kind) == ("safetensors", "pt")
+    (folder / "model.safetensors").unlink()
+    found = opened(folder)
+    assert (found.kind, found.files, found.facts.dtype) == ("pt", (str(folder / "pytorch_model.bin"),), "float32")
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        opened(folder, load_format="safetensors")
+    weight_map = {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "pytorch_model-2.bin").touch()
+    with pytest.raises(CheckpointError, match=r"shard pytorch_model-1\.bin is missing \(1 of 2 are\)"):
+        opened(folder)
+
+
+def test_code_from_a_checkpoint_is_never_run(tmp_path: Path):
+    with pytest.raises(ConfigError, match="Octavo never runs code that comes with weights"):
+        opened(hf_folder(tmp_path), trust_remote_code=True)
 
 
 @pytest.mark.parametrize("model", ["x" * 5000, "~nobody-of-this-name/model", "a\0b"])
@@ -220,5 +235,23 @@ def test_an_unreadable_template_is_named(tmp_path: Path):
 
 
 def test_overrides_are_of_config_json(tmp_path: Path, demo_gguf: Path):
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    config = ModelConfig(model=str(tmp_path), load_format="dummy", hf_overrides={"vocab_size": 33})
+    assert open_checkpoint(config).facts.vocab_size == 33
     with pytest.raises(ConfigError, match="a GGUF file has none"):
         open_checkpoint(ModelConfig(model=str(demo_gguf), hf_overrides={"hidden_size": 3}))
+
+
+def test_how_the_makers_sample(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = hf_folder(tmp_path)
+    assert opened(folder).sampling == {}
+    config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "do_sample": True, "eos_token_id": [2, 7]}
+    (folder / "generation_config.json").write_text(json.dumps(config | {"repetition_penalty": 1.05}))
+    found = opened(folder)
+    assert found.sampling == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
+    assert found.facts.eos_token_ids == (2, 7)
+    assert "'repetition_penalty' is 1.05, which Octavo does not apply" in caplog.text
+    assert opened(folder, generation_config="none").sampling == opened(folder, generation_config="vllm").sampling == {}
+    (folder / "generation_config.json").write_text(json.dumps({"top_p": "much"}))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: 'top_p' must be a positive number"):
+        opened(folder)

@@ -24,6 +24,7 @@ from octavo.config.flags import (
     serve_config,
 )
 from octavo.config.model import ModelConfig
+from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 from octavo.config.serve import ServeConfig
 
@@ -49,7 +50,7 @@ def test_the_page_of_flags_is_what_the_records_say() -> None:
 
 def test_every_field_of_every_record_is_a_flag_and_in_the_help() -> None:
     text = _parser().format_help()
-    for record in (ModelConfig, CacheConfig, ScheduleConfig, ServeConfig):
+    for record in (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig, ServeConfig):
         for field in fields(record):
             assert f"--{field.name.replace('_', '-')}" in text
 
@@ -142,6 +143,13 @@ def test_command_line_is_the_inverse_of_parsing() -> None:
     assert given_options(parsed) == options
     named = _parse(*command_line({"served_model_name": ("x", "y")}))
     assert serve_config(named).served_model_name == ("x", "y")
+
+
+def test_ranks_have_short_flags() -> None:
+    parallel = engine_config(_parse("-tp", "2", "-pp=3", "--distributed-timeout-seconds", "7")).parallel
+    assert (parallel.tensor_parallel_size, parallel.pipeline_parallel_size) == (2, 3)
+    assert parallel.distributed_timeout_seconds == 7.0
+    assert "| `--tensor-parallel-size`, `-tp` | N |" in render_markdown()
 
 
 def test_flags_say_their_range_and_default() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from octavo.base.errors import ConfigError, InvalidRequestError
-from octavo.checkpoint.open import chat_template
+from octavo.checkpoint.templates import chat_templates
 from octavo.frontend.text.chat import CHATML, ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 
@@ -24,7 +24,7 @@ def render(messages, template, special_tokens=None, *, add_generation_prompt=Tru
 
 
 def test_smollm2(demo_gguf: Path, smollm: Tokenizer):
-    template = ChatTemplate(chat_template(demo_gguf), smollm.special_tokens)
+    template = ChatTemplate(chat_templates(demo_gguf)["default"], smollm.special_tokens)
     expected = (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"

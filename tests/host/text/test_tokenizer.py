@@ -108,8 +108,9 @@ def test_token_types(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "tokenizer.ggml.model is 'llama'"),
-        ({"pre": "tekken-9"}, "tokenizer.ggml.pre is 'tekken-9'; Octavo has default, gpt-2, smollm"),
+        ({"model": "bert"}, "tokenizer.ggml.model is 'bert'"),
+        ({"model": "llama"}, "tokenizer.ggml.scores: is missing"),
+        ({"pre": "tekken-9"}, "tokenizer.ggml.pre is 'tekken-9'; Octavo has default, gpt-2, mpt"),
         ({"tokens": None}, "tokenizer.ggml.tokens: is missing"),
         ({"merges": None}, "tokenizer.ggml.merges: is missing"),
         ({"merges": ["he"]}, "tokenizer.ggml.merges[0] is 'he'"),

@@ -15,34 +15,10 @@ from tokenizers import pre_tokenizers
 from octavo.checkpoint.gguf import read_gguf
 from octavo.checkpoint.gguf_facts import read_gguf_facts
 from octavo.checkpoint.hf_config import read_hf_facts
-from octavo.checkpoint.open import chat_template
+from octavo.checkpoint.templates import chat_templates
 from octavo.frontend.text.chat import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer, load_tokenizer
-
-TEXTS = (
-    "",
-    " ",
-    "Hi",
-    "The capital of France is",
-    "  leading and trailing  ",
-    "line\nline\r\n\n\ttab",
-    "It's we'll they've I'D DON'T",
-    "def f(x: int) -> int:\n    return x ** 2 + 10_000  # 3.14e-5\n",
-    "for (int i = 0; i < 1024; i++) {\n\t\ta[i] += 0xFF;\n}",
-    "1234567890 and 3.14 or 1,000",
-    "😀👍🏽 👨‍👩‍👧‍👦 🇩🇪",
-    "你好，世界！这是一个测试。",
-    "日本語のテキストと한국어 텍스트",
-    "مرحبا بالعالم، كيف حالك؟",
-    "naïve café Ångström e\u0301 \ufb01",
-    "control \x00\x01\x07\x1b[0m\x7f and \u200b\u2028\ufeff\ufffd",
-    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|><|im_end|><|endoftext|> <|im_start|> x<|im_end|>y <|not_a_token|> <|im_start",
-    "\u00a0\u3000 wide  spaces ",
-    "lorem ipsum dolor sit amet, " * 400,
-)  # fmt: skip
-
-NUMERALS = ("½ ² Ⅷ ٣ x½", "a  1\n\n  2\t\t3", "| 12   |  345 |")
+from tests.texts import NUMERALS, TEXTS
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +91,7 @@ CHATS: tuple[list[dict[str, str]], ...] = (
 def test_chats(
     demo_gguf: Path, ours: Tokenizer, theirs: Any, messages: list[dict[str, str]], add_generation_prompt: bool
 ):
-    source = chat_template(demo_gguf)
+    source = chat_templates(demo_gguf)["default"]
     text = ChatTemplate(source, ours.special_tokens).render(messages, add_generation_prompt=add_generation_prompt)
     options: dict[str, Any] = {"chat_template": source, "add_generation_prompt": add_generation_prompt}
     assert text == theirs.apply_chat_template(messages, tokenize=False, **options)

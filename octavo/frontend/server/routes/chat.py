@@ -47,7 +47,7 @@ async def chat_completions(request: Request) -> Response:
     refuse_unsupported(data)
     model = context.served_name(body.model)
     check_common(body, 1)
-    params = _params(body, context.config.max_logprobs)
+    params = _params(body, context)
     messages = _messages(body)
     rendering = context.service.chat_prompt(
         messages,
@@ -76,15 +76,16 @@ async def chat_completions(request: Request) -> Response:
     return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
 
 
-def _params(body: ChatBody, max_logprobs: int) -> SamplingParams:
+def _params(body: ChatBody, context: ServerContext) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true", field="top_logprobs")
     if body.add_special_tokens:
         raise unsupported("add_special_tokens", "add_special_tokens with a chat template, which writes its own,")
-    check_logprobs("top_logprobs", body.top_logprobs, max_logprobs)
+    check_logprobs("top_logprobs", body.top_logprobs, context.config.max_logprobs)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     try:
-        return sampling_params(body, max_tokens=asked, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        return sampling_params(body, context.service.sampling, max_tokens=asked, logprobs=logprobs)
     except InvalidRequestError as error:
         raise _renamed(error, body) from error
 

@@ -40,7 +40,7 @@ async def completions(request: Request) -> Response:
     prompts = _prompts(body, context)
     check_common(body, len(prompts))
     check_logprobs("logprobs", body.logprobs, context.config.max_logprobs)
-    params = sampling_params(body, logprobs=body.logprobs)
+    params = sampling_params(body, context.service.sampling, logprobs=body.logprobs)
     named = label(request, "cmpl")
     num_choices = len(prompts) * params.n
     generation = await begin(request, context, body, prompts, params, named.id)

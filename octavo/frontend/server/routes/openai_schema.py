@@ -190,10 +190,13 @@ def check_logprobs(name: str, asked: int | None, most: int) -> None:
         raise InvalidRequestError(f"{name} must be between 0 and {most}, not {asked}", field=name)
 
 
-def sampling_params(body: CommonFields, **overrides: Any) -> SamplingParams:
-    """Return the parameters a body asks for; raises InvalidRequestError naming the field that is out of range."""
+def sampling_params(body: CommonFields, defaults: Mapping[str, Any], **overrides: Any) -> SamplingParams:
+    """Return the parameters a body asks for; raises InvalidRequestError naming the field that is out of range.
+
+    defaults: the model's own, of what the body leaves out.
+    """
     given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
-    return SamplingParams(**{**given, **overrides})
+    return SamplingParams(**{**defaults, **given, **overrides})
 
 
 _SAMPLING = (

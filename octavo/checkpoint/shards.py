@@ -1,4 +1,7 @@
-"""What tensors lie in the shards of a safetensors checkpoint. Format: github.com/huggingface/safetensors."""
+"""Which files hold a Hugging Face folder's weights, and what tensors lie in those that are safetensors.
+
+Format: github.com/huggingface/safetensors. What a .bin file holds is only known to torch (`worker/loader/weights.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from octavo.base.errors import CheckpointError
 from octavo.checkpoint.json_file import JsonObject, read_json
 
-INDEX: Final = "model.safetensors.index.json"
+ShardKind = Literal["safetensors", "pt"]
+
+_INDEXES: Final = {"safetensors": "model.safetensors.index.json", "pt": "pytorch_model.bin.index.json"}
+_PATTERNS: Final = {"safetensors": "*.safetensors", "pt": "pytorch_model*.bin"}
 # Safetensors type names to torch's, and bytes a value.
 DTYPES: Final = {
     "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
@@ -47,25 +53,33 @@ def list_tensors(files: Sequence[str]) -> dict[str, ShardTensor]:
     return found
 
 
-def shard_files(folder: Path, *, complete: bool = True) -> tuple[str, ...]:
+def shard_files(folder: Path, kind: ShardKind = "safetensors", *, complete: bool = True) -> tuple[str, ...]:
     """Return the absolute paths of a folder's shards, in order; empty if it has none.
 
     The index wins over what lies about. A shard that it names and that is not there is a CheckpointError, if `complete`.
     """
-    index = folder / INDEX
-    if index.is_file():
-        weight_map = read_json(index).object("weight_map")
-        if weight_map is None:
-            raise CheckpointError(f"{index}: 'weight_map' is missing")
-        names = sorted({_shard_name(weight_map, tensor) for tensor in weight_map.values})
+    owners = shard_of_tensors(folder, kind)
+    if owners is not None:
+        names = sorted(set(owners.values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing and complete:
             raise CheckpointError(f"{folder}: shard {missing[0]} is missing ({len(missing)} of {len(names)} are)")
         return tuple(str(folder / name) for name in names if name not in missing)
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    names = sorted(path.name for path in folder.glob(_PATTERNS[kind]))
     # Some repositories carry the same weights a second time, under the names of the maker's own code.
     own = [name for name in names if not name.startswith("consolidated")]
     return tuple(str(folder / name) for name in own or names)
+
+
+def shard_of_tensors(folder: Path, kind: ShardKind) -> dict[str, str] | None:
+    """Return the folder's index, tensor -> file name; None if there is none."""
+    index = folder / _INDEXES[kind]
+    if not index.is_file():
+        return None
+    weight_map = read_json(index).object("weight_map")
+    if weight_map is None:
+        raise CheckpointError(f"{index}: 'weight_map' is missing")
+    return {tensor: _shard_name(weight_map, tensor) for tensor in weight_map.values}
 
 
 def _shard_name(weight_map: JsonObject, tensor: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from octavo.base.errors import CheckpointError
-from octavo.checkpoint.safetensors_index import list_tensors, shard_files
+from octavo.checkpoint.shards import list_tensors, shard_files
 
 
 def shard(path: Path, **tensors: Any) -> str:

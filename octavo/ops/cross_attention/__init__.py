@@ -1,0 +1,40 @@
+"""Attention of a mixed batch over what an encoder left in pages: every query sees all of it.
+
+Shapes: T tokens in the step, R rows, H query heads, K key/value heads, D head size, P pages in the pool, B tokens a block,
+C columns of the table.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.ops.candidate import Candidate, Op
+
+
+class CrossAttention(Protocol):
+    """Attention over pages, without a mask."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        table: Tensor,
+        query_starts: Tensor,
+        lengths: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """Return [T, H, D] in q's dtype, accumulated in float32; zeros for rows that have nothing to see.
+
+        q: [T, H, D]. key_pages, value_pages: strided views [P, K, B, D]. table: int32 [R, C], a row's block i lies in page
+        `table[r, i]`. query_starts: int32 [R + 1]. lengths: int32 [R], tokens to see, whatever the row's own length.
+        """
+        ...
+
+
+CROSS_ATTENTION = Op(
+    name="cross_attention",
+    candidates=(Candidate(name="torch", path="octavo.ops.cross_attention.reference:cross_attention"),),
+)

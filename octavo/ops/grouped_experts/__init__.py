@@ -1,0 +1,55 @@
+"""The feed-forward of a mixture of experts (Shazeer et al. 2017): every token through the few experts it was routed to.
+
+Shapes: T tokens, N hidden features, E experts held here, A experts a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.base.facts import Activation
+from octavo.ops.candidate import Candidate, Op
+from octavo.ops.gated_activation import GatedActivation
+
+
+class ExpertStack(Protocol):
+    """One projection of all experts held here, as their format stores it.
+
+    tensors: the format's, each with a leading axis of E experts.
+    """
+
+    tensors: Mapping[str, Tensor]
+
+    def product(self, x: Tensor, expert: int) -> tuple[Tensor, ...]:
+        """Return each part's outputs [M, out] of x [M, in], through the expert at place `expert`."""
+        ...
+
+
+class GroupedExperts(Protocol):
+    """Gated feed-forward of the chosen experts, summed by weight."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        experts: Tensor,
+        weights: Tensor,
+        gate_up: ExpertStack,
+        down: ExpertStack,
+        activation: Activation,
+        gated: GatedActivation,
+    ) -> Tensor:
+        """Return [T, N] in x's dtype: the sum over a token's experts of weight times `down(gated(gate_up(x)))`.
+
+        x: [T, N]. experts: int64 [T, A], places in the stacks; what lies outside 0..E-1 is on another rank and adds
+        nothing. weights: float32 [T, A].
+        """
+        ...
+
+
+GROUPED_EXPERTS = Op(
+    name="grouped_experts",
+    candidates=(Candidate(name="torch", path="octavo.ops.grouped_experts.reference:grouped_experts"),),
+)

@@ -1,0 +1,116 @@
+"""A rank: a process that loads its part of the model and runs every plan, until its executor is gone.
+
+Started by `octavo.worker.executors.multiproc` as `python -m octavo.worker.executors.rank`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import assert_never
+
+import msgspec
+import torch
+
+from octavo.base.errors import OctavoError
+from octavo.engine.child import Parent
+from octavo.engine.transport.endpoints import remove_folder
+from octavo.engine.transport.ranks import RankLine
+from octavo.nn.parallel.gloo import PeerLostError, connect
+from octavo.nn.parallel.mesh import Mesh
+from octavo.worker.executors.orders import (
+    Allocate,
+    Allocated,
+    Answer,
+    Done,
+    Execute,
+    Failed,
+    Loaded,
+    Pulse,
+    RankStart,
+    answer_codec,
+    asks_every_rank,
+    order_codec,
+)
+from octavo.worker.runner import ModelRunner
+
+PULSE_SECONDS = 0.5
+
+
+class _Watch(threading.Thread):
+    """Gives signs of life, and ends the process at once when the parent is gone: nothing in it is worth finishing."""
+
+    def __init__(self, parent: Parent, start: RankStart) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.mesh = Mesh()
+        self._parent = parent
+        self._start = start
+
+    def run(self) -> None:
+        """Beat until the parent is gone."""
+        start = self._start
+        beats = Pulse(start.folder, start.spec.num_ranks).beats
+        beats[start.rank] = time.monotonic(), False
+        while not self._parent.gone_within(PULSE_SECONDS):
+            beats[start.rank] = time.monotonic(), self.mesh.waits
+        remove_folder(start.folder)
+        os._exit(0)
+
+
+def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
+    """Load, then follow orders; ends only by an error."""
+    spec, rank, orders, answers = start.spec, start.rank, order_codec(), answer_codec()
+    threads = spec.threads or torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // spec.num_ranks))
+    mesh = watch.mesh = connect(
+        rank, tensor=spec.tensor, pipeline=spec.pipeline, spread_experts=spec.spread_experts, folder=start.folder
+    )
+    runner = ModelRunner(spec, mesh=mesh)
+    report = runner.load()
+    line.send(answers.encode(Loaded(rank=rank, report=report)))
+    while True:
+        order = orders.decode(line.receive())
+        match order:
+            case Allocate():
+                runner.allocate(report.part(order.geometry), order.num_pages)
+                line.send(answers.encode(Allocated(rank=rank)))
+            case Execute():
+                for result in order.known:
+                    runner.learn(result)
+                result = runner.execute(order.plan)
+                if mesh.samples or asks_every_rank(order.plan):
+                    line.send(answers.encode(Done(rank=rank, result=result)))
+            case _:
+                assert_never(order)
+
+
+def main() -> int:
+    """Run a rank for the parent process; returns the exit status."""
+    parent = Parent()
+    try:
+        start = msgspec.msgpack.decode(parent.read_start(), type=RankStart)
+    except EOFError:
+        return 0
+    watch, line = _Watch(parent, start), RankLine(start.folder, start.rank)
+    watch.start()
+    failure: Answer
+    try:
+        _serve(start, line, watch)
+    except PeerLostError as error:
+        failure = Failed(rank=start.rank, kind="PeerLostError", message=str(error), lost=True)
+    except OctavoError as error:
+        failure = Failed(rank=start.rank, kind=type(error).__name__, message=str(error))
+    except Exception as error:
+        line.send(answer_codec().encode(Failed(rank=start.rank, kind=type(error).__name__, message=str(error))))
+        line.close()
+        raise
+    else:
+        return 0
+    line.send(answer_codec().encode(failure))
+    line.close()
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,161 @@
+"""Tiny models of each kind, the prompts, and what `transformers` answers to them. A new kind is one row of `MODELS`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+from tokenizers import models, pre_tokenizers
+
+from octavo.engine.kvcache.geometry import solve
+from tests.models.oracle import assemble_folder, make_oracle, random_tokens
+
+# Model type and options of its configuration, beyond SIZES.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": 24}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-two-groups": ("qwen3", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1}),
+}
+VOCAB, EOS = 151, 2
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+MAX_MODEL_LEN = 192
+MAX_CHOICES = 3
+# Below these distances a rounding difference may change a token: between the two likeliest logits, and between the random
+# number and the ends of its token's share.
+GREEDY_TIE, DRAWN_TIE = 1e-3, 1e-5
+
+
+def _prompts() -> tuple[list[int], ...]:
+    """Prompts with common beginnings that end inside and at the end of blocks, and lengths around those of blocks."""
+    stem, other = random_tokens(100, VOCAB, seed=100), random_tokens(16, VOCAB, seed=101)
+    related = [stem[:70], stem[:70], stem[:48] + other, stem[:64], stem[:65], stem[:96] + other[:4]]
+    # The same block behind another beginning is another block.
+    moved = [other + stem[16:70], stem[16:80]]
+    lengths = (1, 2, 15, 16, 17, 31, 32, 33, 47, 100)
+    growers = [random_tokens(14, VOCAB, seed=seed) for seed in (102, 103)]
+    return (*growers, *related, *moved, *(random_tokens(length, VOCAB, seed=200 + length) for length in lengths))
+
+
+PROMPTS = _prompts()
+# Two short prompts with long answers: together they outgrow a pool in which everybody fits alone.
+GROWERS, GROWN, LONGEST_ANSWER = (0, 1), 64, 24
+# Longer than the largest block.
+CACHEABLE = (2, 3, 6, 7, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The oracle's answer, as long as a request may ask for. num_certain: tokens before the first tie."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    num_certain: int
+
+
+def words(ids: Sequence[int]) -> str:
+    """Return the text of token ids."""
+    return " ".join(f"<{index:03}>" for index in ids)
+
+
+def ids_of(text: str) -> list[int]:
+    """Return the token ids of a text."""
+    return [int(word.strip("<>")) for word in text.split()]
+
+
+def seed_of(prompt: int) -> int:
+    """Return the seed with which this prompt's answers are drawn."""
+    return 1000 + prompt
+
+
+class TinyModel:
+    """A row of MODELS, saved in a folder with a tokenizer whose every token is a word."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.path = folder / name
+        model_type, options = MODELS[name]
+        self._oracle = make_oracle(model_type, {**SIZES, **options})
+        self._oracle.save_pretrained(self.path)
+        core = tokenizers.Tokenizer(models.WordLevel({words([index]): index for index in range(VOCAB)}, words([0])))
+        core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        core.save(str(self.path / "tokenizer.json"))
+        (self.path / "chat_template.jinja").write_text("{{ messages }}")
+
+    def small_pool(self, block: int) -> int:
+        """Return a number of pages that two growers outgrow, though every prompt fits alone."""
+        geometry = solve(self._layers, block)
+        # The last token of an answer is not computed. A window may or may not reach into one block more.
+        grown = geometry.pages_of(max(len(PROMPTS[prompt]) for prompt in GROWERS) + GROWN - 1)
+        spare = sum(group.pages_per_block for group in geometry.groups if group.kept.window is not None)
+        return max(2 * (grown - spare) - 1, geometry.pages_of(max(map(len, PROMPTS)) + LONGEST_ANSWER))
+
+    @functools.cached_property
+    def _layers(self) -> Any:
+        return assemble_folder(self.path).layers
+
+    @functools.cached_property
+    def expected(self) -> dict[tuple[int, int | None], Expected]:
+        """The oracle's answers by prompt and choice; choice None is greedy."""
+        keys = [(prompt, choice) for prompt in range(len(PROMPTS)) for choice in (None, *range(MAX_CHOICES))]
+        texts = [list(PROMPTS[prompt]) for prompt, _ in keys]
+        found = {key: Expected([], [], 0) for key in keys}
+        certain = dict.fromkeys(keys, True)
+        for step in range(GROWN):
+            rows = [row for row, (prompt, _) in enumerate(keys) if step < LONGEST_ANSWER or prompt in GROWERS]
+            for row, logits in zip(rows, self._last_logits([texts[row] for row in rows]), strict=True):
+                prompt, choice = key = keys[row]
+                token, sure = _likeliest(logits) if choice is None else _drawn(logits, prompt, choice, len(texts[row]))
+                certain[key] &= sure
+                texts[row].append(token)
+                one = found[key]
+                one.tokens.append(token)
+                one.logprobs.append(float(logits[token] - np.logaddexp.reduce(logits)))
+                found[key] = Expected(one.tokens, one.logprobs, one.num_certain + certain[key])
+        return found
+
+    @torch.inference_mode()
+    def _last_logits(self, texts: list[list[int]]) -> np.ndarray:
+        """Return the logits after each text, float64 [texts, V]. What is padded on the right is seen by no token."""
+        longest = max(map(len, texts))
+        ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+        logits = self._oracle(ids, use_cache=False).logits
+        return logits[torch.arange(len(texts)), torch.tensor([len(text) - 1 for text in texts])].double().numpy()
+
+
+def _likeliest(logits: np.ndarray) -> tuple[int, bool]:
+    second, first = np.partition(logits, -2)[-2:]
+    return int(logits.argmax()), first - second >= GREEDY_TIE
+
+
+def _drawn(logits: np.ndarray, prompt: int, choice: int, position: int) -> tuple[int, bool]:
+    """Invert the distribution function of temperature 1 at the request's random number, in id order."""
+    reached = np.exp(logits - np.logaddexp.reduce(logits)).cumsum()
+    number = _uniform(seed_of(prompt), choice, position) * reached[-1]
+    token = int(np.searchsorted(reached, number, side="right"))
+    return token, np.abs(reached - number).min() >= DRAWN_TIE
+
+
+def _uniform(*key: int) -> float:
+    """Return the number in [0, 1) of (seed, choice, position): SplitMix64, chained once per part, its 52 upper bits."""
+    state, mask = 0, 2**64 - 1
+    for part in key:
+        state = state + (part + 1) * 0x9E3779B97F4A7C15 & mask
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & mask
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & mask
+        state ^= state >> 31
+    return (state >> 12) * 2.0**-52
