@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("OCTAVO_LOG_LEVEL", "WARNING")  # noqa: TID251
     from tests.equivalence.draw import draw_cases
     from tests.equivalence.features import Case
-    from tests.equivalence.models import MODELS, TinyModel
+    from tests.equivalence.models import MODELS, PLAIN, TinyModel
     from tests.equivalence.runner import Report, Runner
 
     parser = argparse.ArgumentParser(prog="python -m tests.equivalence", description=__doc__.splitlines()[0])
@@ -39,7 +39,8 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for turn, name in enumerate(names, 1):
             report = Report()
-            cases = given.case or draw_cases(given.combinations // len(names), given.seed * len(MODELS) + turn)
+            count, seed = given.combinations // len(names), given.seed * len(MODELS) + turn
+            cases = given.case or draw_cases(count, seed, PLAIN.get(name, ()))
             model = TinyModel(name, Path(folder))
             Runner(model, report).run(cases, began + given.seconds * turn / len(names))
             print(f"{name}: {report}", *report.differences, sep="\n", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from tests.equivalence.features import FEATURES, Case, costly, possible
 
@@ -58,18 +58,26 @@ def at_random(rows: Mapping[str, Sequence[str]], allowed: Possible, rng: random.
         yield {row: values[row] for row in rows}
 
 
-def few_engines(rng: random.Random) -> list[Values]:
+def _rows(plain: Collection[str]) -> dict[str, list[str]]:
+    """Return the values of every feature; of those in `plain` the first alone."""
+    return {name: list(row)[:1] if name in plain else list(row) for name, row in FEATURES.items()}
+
+
+def few_engines(rng: random.Random, plain: Collection[str] = ()) -> list[Values]:
     """Return a few combinations of the engine's features, with every value at least once."""
-    rows = {name: list(row) for name, row in FEATURES.items() if any(value.engine for value in row.values())}
+    rows = {name: row for name, row in _rows(plain).items() if any(FEATURES[name][value].engine for value in row)}
     orders = {name: rng.sample(values, len(values)) for name, values in rows.items()}
     count = max(map(len, rows.values()))
     return [{name: order[turn % len(order)] for name, order in orders.items()} for turn in range(count)]
 
 
-def draw_cases(count: int, seed: int) -> list[Case]:
-    """Return at least `count` cases, all pairs first; of each half, cases with the same engine stand together."""
+def draw_cases(count: int, seed: int, plain: Collection[str] = ()) -> list[Case]:
+    """Return at least `count` cases, all pairs first; of each half, cases with the same engine stand together.
+
+    plain: features that a model cannot have.
+    """
     rng = random.Random(seed)
-    few = few_engines(rng)
+    few = few_engines(rng, plain)
 
     def allowed(values: Mapping[str, str]) -> bool:
         if not costly(values):
@@ -80,7 +88,7 @@ def draw_cases(count: int, seed: int) -> list[Case]:
             if all(values.get(name, value) == value for name, value in engine.items())
         )
 
-    rows = {name: list(row) for name, row in FEATURES.items()}
+    rows = _rows(plain)
     pairs = all_pairs(rows, allowed, rng)
     more = list(itertools.islice(at_random(rows, allowed, rng), max(0, count - len(pairs))))
 

@@ -116,6 +116,12 @@ FEATURES: dict[str, dict[str, Value]] = {
         "service": Value(scenario={"place": "service"}, costly=True),
         "http": Value(scenario={"place": "http"}, costly=True),
     },
+    "ranks": {
+        "one": Value(),
+        "tensor": Value(engine={"tensor_parallel_size": 2}, costly=True),
+        "pipeline": Value(engine={"pipeline_parallel_size": 2}, costly=True),
+        "both": Value(engine={"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, costly=True),
+    },
     "aborts": {
         "none": Value(),
         "some": Value(scenario={"aborts": True}, proof=_here(lambda happened: happened.cut > 0)),

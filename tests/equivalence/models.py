@@ -15,15 +15,24 @@ from tokenizers import models, pre_tokenizers
 
 from octavo.engine.kvcache.geometry import solve
 from tests.models.oracle import assemble_folder, make_oracle, random_tokens
+from tests.models.witnesses import BORROWING, DELTA, LATENT, MOE, settled
 
-# Model type and options of its configuration, beyond SIZES.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "mistral": ("mistral", {"sliding_window": 24}),
-    "qwen3": ("qwen3", {}),
-    "qwen3-two-groups": ("qwen3", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1}),
-}
 VOCAB, EOS = 151, 2
+# Model type, options of its configuration beyond SIZES, and a seed of its weights with which answers differ and do not run in
+# circles. The windows of two layers together see why prompts differ.
+MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "llama": ("llama", {}, 0),
+    "mistral": ("mistral", {"sliding_window": 32}, 2),
+    "qwen3": ("qwen3", {}, 1),
+    "qwen3-two-groups": ("qwen3", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1}, 0),
+    "experts": ("qwen3_moe", MOE, 7),
+    "latent": ("deepseek_v2", {**LATENT, "num_key_value_heads": 4, "num_hidden_layers": 2}, 1),
+    "states": ("qwen3_next", DELTA, 1),
+    "borrowed-pages": ("gemma4_text", {**BORROWING, "vocab_size_per_layer_input": VOCAB}, 6),
+}
+# Features that a model is not asked to have: a borrowed page and its owner are on one stage; ranks take seconds to start, so
+# that one of each kind has them.
+PLAIN: dict[str, tuple[str, ...]] = dict.fromkeys(MODELS.keys() - {"llama", "experts", "latent", "states"}, ("ranks",))
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -88,8 +97,8 @@ class TinyModel:
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name
         self.path = folder / name
-        model_type, options = MODELS[name]
-        self._oracle = make_oracle(model_type, {**SIZES, **options})
+        model_type, options, seed = MODELS[name]
+        self._oracle = settled(make_oracle(model_type, {**SIZES, **options}, seed=seed))
         self._oracle.save_pretrained(self.path)
         core = tokenizers.Tokenizer(models.WordLevel({words([index]): index for index in range(VOCAB)}, words([0])))
         core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -101,7 +110,7 @@ class TinyModel:
         geometry = solve(self._layers, block)
         # The last token of an answer is not computed. A window may or may not reach into one block more.
         grown = geometry.pages_of(max(len(PROMPTS[prompt]) for prompt in GROWERS) + GROWN - 1)
-        spare = sum(group.pages_per_block for group in geometry.groups if group.kept.window is not None)
+        spare = sum(group.pages_per_block for group in geometry.groups if group.window is not None)
         return max(2 * (grown - spare) - 1, geometry.pages_of(max(map(len, PROMPTS)) + LONGEST_ANSWER))
 
     @functools.cached_property

@@ -121,6 +121,8 @@ class Runner:
             "max_model_len": MAX_MODEL_LEN,
             **case.engine,
         }
+        # Checkpoints of states as close as they may stand: these prompts are short.
+        options["mamba_block_size"] = options["block_size"]
         if case.scenario.small_pool:
             options["num_pages"] = self.model.small_pool(options["block_size"])
         key = ("process" if case.scenario.place == "process" else "served", options)

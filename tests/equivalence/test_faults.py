@@ -16,7 +16,7 @@ from tests.equivalence.features import Case, costly
 from tests.equivalence.runner import Report, Runner
 
 PAIRS = [case for case in draw_cases(1, seed=11) if not costly(case.values)]
-FORKS_WITHOUT_COPIES = (Allocator, "take_table", lambda take: lambda self: (take(self)[0], []))
+FORKS_WITHOUT_COPIES = (Allocator, "take_table", lambda take: lambda self: (take(self)[0], [], []))
 FAULTS = {
     "a block is known by its own tokens alone": (
         allocator,
