@@ -139,6 +139,8 @@ async def connect(config: EngineConfig, process: EngineProcess, *, max_logprobs:
         # The front reads the tokenizer while the engine reads the weights.
         checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
         text = await asyncio.to_thread(_open_text, checkpoint)
+        if text[1] is not None:
+            text[1].start()  # The first chat need not wait for it.
         ready = await loading
     except BaseException:
         loading.cancel()

@@ -90,6 +90,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered with the model's chat template (or `chat_template`)."""
+        self._check_live()
         if continue_final_message:
             raise UnsupportedError("continue_final_message is not supported", field="continue_final_message")
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
@@ -127,6 +128,8 @@ class LLM:
         local, self._local = self._local, None
         if local is not None:
             local.engine.shutdown()
+            if local.intake.template is not None:
+                local.intake.template.stop()
 
     def __enter__(self) -> LLM:
         return self

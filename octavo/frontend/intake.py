@@ -34,7 +34,7 @@ _INT63 = 2**63 - 1
 class Intake:
     """What requests are checked against. tokenizer: None takes token ids only.
 
-    max_model_len: prompt and output tokens together. template: of chats, None if they cannot be rendered. max_logprobs:
+    max_model_len: prompt and output tokens together. template: of chats, None where there is no tokenizer. max_logprobs:
     alternatives per token that may be asked for; None is no limit but the vocabulary. sampling: what takes the place of
     SamplingParams' own defaults.
     """
@@ -85,21 +85,17 @@ class Intake:
 
         The template writes special tokens itself, so none is added. Raises InvalidRequestError.
         """
-        if self.tokenizer is None:
+        template = self.template
+        if self.tokenizer is None or template is None:
             raise InvalidRequestError("there is no tokenizer: chats cannot be rendered", field="messages")
-        template = self.template if chat_template is None else self._compile(chat_template)
-        if template is None:
-            raise InvalidRequestError("this model has no chat template; give chat_template", field="chat_template")
+        if chat_template is not None:
+            try:
+                template = template.instead(chat_template)
+            except ConfigError as error:
+                raise InvalidRequestError(error.message, field="chat_template") from error
         variables = {**(template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
         text = template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
         return self.tokenizer.encode(text, add_special_tokens=False)
-
-    def _compile(self, source: str) -> ChatTemplate:
-        assert self.tokenizer is not None
-        try:
-            return ChatTemplate(source, self.tokenizer.special_tokens)
-        except ConfigError as error:
-            raise InvalidRequestError(error.message, field="chat_template") from error
 
     def _read_prompt(self, prompt: Any) -> tuple[str | None, Any, str]:
         """Return the prompt's text, its token ids (None: to be made from the text) and its cache salt."""
