@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -57,8 +57,9 @@ class Intake:
         text, ids, salt = self._read_prompt(prompt)
         if ids is None and text is not None:
             ids = self._encode(text)
+        ids = _listed(ids)
+        room = self._room(len(ids))
         tokens = self._checked_ids(ids)
-        room = self._room(len(tokens))
         self._check_params(params)
         return Request(
             key=key,
@@ -122,18 +123,9 @@ class Intake:
             raise InvalidRequestError("there is no tokenizer: give prompt_token_ids, not text", field="prompt")
         return self.tokenizer.encode(text, add_special_tokens=True)
 
-    def _checked_ids(self, ids: Any) -> Int32Array:
-        if isinstance(ids, np.ndarray):
-            ids = ids.tolist()
-        if not isinstance(ids, (list, tuple)) or not all(
-            type(token) is int or isinstance(token, np.integer) for token in ids
-        ):
-            raise InvalidRequestError(
-                "a prompt must be a text, a list of token ids, or a record with 'prompt' or 'prompt_token_ids'",
-                field="prompt",
-            )
-        if not ids:
-            raise InvalidRequestError("the prompt is empty: it needs at least one token", field="prompt")
+    def _checked_ids(self, ids: Sequence[Any]) -> Int32Array:
+        if not all(kind is int or issubclass(kind, np.integer) for kind in set(map(type, ids))):
+            raise _no_prompt()
         for token in (min(ids), max(ids)):
             if not 0 <= token < self.facts.vocab_size:
                 raise InvalidRequestError(
@@ -142,11 +134,12 @@ class Intake:
         return np.array(ids, dtype=np.int32)
 
     def _room(self, num_prompt: int) -> int:
+        """Return how many tokens the output may have. Asked before anybody looks at every token of a prompt."""
         room = self.max_model_len - num_prompt
         if room < 1:
             raise InvalidRequestError(
-                f"the prompt has {num_prompt} tokens, but prompt and output together may have {self.max_model_len} "
-                f"(max_model_len), and the output needs at least one",
+                f"the prompt has {num_prompt} tokens, and may have {self.max_model_len - 1}: prompt and output together "
+                f"may have {self.max_model_len} (max_model_len), and the output needs at least one",
                 field="prompt",
             )
         return room
@@ -188,3 +181,20 @@ def _checked_priority(priority: Any) -> int:
     if type(priority) is not int or abs(priority) > 2**31 - 1:
         raise InvalidRequestError(f"priority must be a whole number of 32 bits, not {priority!r}", field="priority")
     return priority
+
+
+def _listed(ids: Any) -> Sequence[Any]:
+    """Return what must be token ids as a list or tuple, not empty."""
+    if isinstance(ids, np.ndarray):
+        ids = ids.tolist()
+    if not isinstance(ids, (list, tuple)):
+        raise _no_prompt()
+    if not ids:
+        raise InvalidRequestError("the prompt is empty: it needs at least one token", field="prompt")
+    return cast("Sequence[Any]", ids)
+
+
+def _no_prompt() -> InvalidRequestError:
+    return InvalidRequestError(
+        "a prompt must be a text, a list of token ids, or a record with 'prompt' or 'prompt_token_ids'", field="prompt"
+    )

@@ -52,13 +52,27 @@ def test_every_form_of_prompt_gives_its_ids_and_text(prompt, ids, text):
         ({}, "prompt", "needs"),
         ({"promt": "a"}, "promt", "did you mean 'prompt'"),
         ({"prompt": "a", "cache_salt": 3}, "cache_salt", "string"),
-        ([1] * 1024, "prompt", "1024 tokens, but prompt and output together may have 1024"),
+        ([1] * 1024, "prompt", "has 1024 tokens, and may have 1023: prompt and output together may have 1024"),
     ],
 )
 def test_bad_prompts_name_the_field_and_the_range(prompt, field, says):
     with pytest.raises(InvalidRequestError, match=says) as caught:
         make(prompt)
     assert caught.value.field == field
+
+
+class Unread(list):
+    """Token ids that nobody has the time to look at."""
+
+    def __iter__(self):
+        raise AssertionError("read")
+
+
+def test_a_prompt_beyond_the_context_is_refused_by_its_length_alone():
+    with pytest.raises(InvalidRequestError, match="has 5000 tokens, and may have 1023"):
+        make(Unread([1] * 5000))
+    with pytest.raises(AssertionError, match="read"):
+        make(Unread([1] * 1023))
 
 
 def test_images_are_refused_as_unsupported():
