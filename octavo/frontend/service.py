@@ -189,7 +189,7 @@ class TextService:
         return await asyncio.get_running_loop().run_in_executor(self._threads, render)
 
     def stats(self) -> EngineStats | None:
-        """Return the engine's latest gauges and totals; None before its first step."""
+        """Return the engine's latest gauges and totals; None until it is loaded."""
         return self._client.stats
 
     @property

@@ -28,8 +28,7 @@ async def until(condition, seconds=2.0):
 
 
 def running(service: TextService) -> int | None:
-    stats = service.stats()
-    return None if stats is None else stats.num_running
+    return service.stats().num_running
 
 
 def test_a_stream_and_a_whole_answer_agree():
@@ -123,7 +122,7 @@ def test_a_reader_that_sleeps_finds_everything_in_one_output():
     async def run() -> None:
         async with running_service() as (service, _):
             stream = await service.generate("abc", params(max_tokens=900))
-            await until(lambda: running(service) == 0)
+            await until(lambda: service.stats().num_steps >= 900 and running(service) == 0)
             outputs = [output async for output in stream]
             assert len(outputs) == 1
             assert outputs[0].outputs[0].token_ids == list(b"abc" * 300)
