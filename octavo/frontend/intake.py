@@ -16,9 +16,10 @@ import numpy as np
 from octavo.base.errors import ConfigError, InvalidRequestError, UnsupportedError
 from octavo.base.facts import ModelFacts
 from octavo.base.naming import unknown_name
+from octavo.base.unicode import check_unicode
 from octavo.frontend.text.chat import ChatTemplate, Message
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.protocol.arrays import Int32Array
+from octavo.protocol.arrays import Int32Array, plain
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
 
@@ -70,7 +71,7 @@ class Intake:
             seed=int.from_bytes(os.urandom(8)) & _INT63 if params.seed is None else params.seed,
             priority=_checked_priority(priority),
             arrival=time.time(),
-            cache_salt=cache_salt or salt,
+            cache_salt=_checked_salt(cache_salt or salt),
         ), text
 
     def chat(
@@ -98,7 +99,7 @@ class Intake:
         text = template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _read_prompt(self, prompt: Any) -> tuple[str | None, Any, str]:
+    def _read_prompt(self, prompt: Any) -> tuple[str | None, Any, Any]:
         """Return the prompt's text, its token ids (None: to be made from the text) and its cache salt."""
         if isinstance(prompt, str):
             return prompt, None, ""
@@ -109,11 +110,9 @@ class Intake:
                 raise UnsupportedError(f"this model takes text and token ids only, not {name!r}", field=str(name))
             if name not in _PROMPT_KEYS:
                 raise InvalidRequestError(unknown_name("prompt field", str(name), _PROMPT_KEYS), field=str(name))
-        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt") or ""
+        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if text is not None and not isinstance(text, str):
             raise InvalidRequestError(f"prompt must be a string, not {type(text).__name__}", field="prompt")
-        if not isinstance(salt, str):
-            raise InvalidRequestError("cache_salt must be a string", field="cache_salt")
         if text is None and ids is None:
             raise InvalidRequestError("a prompt needs 'prompt' or 'prompt_token_ids'", field="prompt")
         return text, ids, salt
@@ -177,7 +176,15 @@ class Intake:
         return [index for index in ids if index is not None and tokenizer.is_special(index)]
 
 
+def _checked_salt(salt: Any) -> str:
+    if not isinstance(salt or "", str):
+        raise InvalidRequestError(f"cache_salt must be a string, not {salt!r}", field="cache_salt")
+    check_unicode(salt or "", "cache_salt")
+    return salt or ""
+
+
 def _checked_priority(priority: Any) -> int:
+    priority = plain(priority)
     if type(priority) is not int or abs(priority) > 2**31 - 1:
         raise InvalidRequestError(f"priority must be a whole number of 32 bits, not {priority!r}", field="priority")
     return priority
@@ -185,8 +192,7 @@ def _checked_priority(priority: Any) -> int:
 
 def _listed(ids: Any) -> Sequence[Any]:
     """Return what must be token ids as a list or tuple, not empty."""
-    if isinstance(ids, np.ndarray):
-        ids = ids.tolist()
+    ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
     if not isinstance(ids, (list, tuple)):
         raise _no_prompt()
     if not ids:

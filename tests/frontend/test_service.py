@@ -27,7 +27,7 @@ async def until(condition, seconds=2.0):
         await asyncio.sleep(0.01)
 
 
-def running(service: TextService) -> int | None:
+def running(service: TextService) -> int:
     return service.stats().num_running
 
 
