@@ -139,6 +139,8 @@ async def connect(config: EngineConfig, process: EngineProcess, *, max_logprobs:
         # The front reads the tokenizer while the engine reads the weights.
         checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
         text = await asyncio.to_thread(_open_text, checkpoint)
+        if text[1] is not None:
+            text[1].start()  # The first chat need not wait for it.
         ready = await loading
     except BaseException:
         loading.cancel()
@@ -214,8 +216,9 @@ def fit_context(config: EngineConfig, max_model_len: int, geometry: Geometry, nu
     largest = _largest_context(geometry, num_pages, max_model_len)
     if config.model.max_model_len is None and largest > 1:
         return largest, f"max_model_len lowered to {largest}, the largest that fits: {arithmetic}"
+    lower = f"set max_model_len to at most {largest}, or " if largest > 1 else ""
     raise ConfigError(
-        f"not one sequence fits: {arithmetic}; set max_model_len to at most {largest}, or give the pool more memory "
+        f"not one sequence fits: {arithmetic}; {lower}give the pool more memory "
         f"(kv_cache_memory of at least {needed * geometry.page_bytes})",
         field="max_model_len",
     )

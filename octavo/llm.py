@@ -11,6 +11,8 @@ import os
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from octavo import launch
 from octavo.base.errors import EngineDeadError, InvalidRequestError, UnsupportedError
 from octavo.config.engine import EngineConfig
@@ -18,6 +20,7 @@ from octavo.frontend.intake import Prompt
 from octavo.frontend.offline import OfflineEngine
 from octavo.frontend.service import TextService
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.arrays import plain
 from octavo.protocol.control import ResetPrefixCache
 from octavo.protocol.output import EngineStats, RequestOutput
 from octavo.protocol.sampling import SamplingParams
@@ -69,11 +72,13 @@ class LLM:
         prompt's own output: finish_reason "error" and `error`.
         """
         self._check_live()
+        if isinstance(prompts, np.ndarray):
+            prompts = prompts.tolist()
         listed: Sequence[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
         params = _one_each(
             "sampling_params", sampling_params or self.get_default_sampling_params(), SamplingParams, len(listed)
         )
-        jobs = self._offline.check(listed, params, _one_each("priority", priority or 0, int, len(listed)))
+        jobs = self._offline.check(listed, params, _one_each("priority", plain(priority) or 0, int, len(listed)))
         with _progress(use_tqdm, len(jobs)) as finished:
             return self._offline.run(jobs, finished)
 
@@ -90,8 +95,13 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, rendered with the model's chat template (or `chat_template`)."""
+        self._check_live()
         if continue_final_message:
             raise UnsupportedError("continue_final_message is not supported", field="continue_final_message")
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise InvalidRequestError(
+                f"messages must be a conversation or a list of them, not {type(messages).__name__}", field="messages"
+            )
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts: list[Prompt] = [
             self._intake.chat(
@@ -127,6 +137,8 @@ class LLM:
         local, self._local = self._local, None
         if local is not None:
             local.engine.shutdown()
+            if local.intake.template is not None:
+                local.intake.template.stop()
 
     def __enter__(self) -> LLM:
         return self
@@ -232,7 +244,7 @@ def _is_one_prompt(prompts: Any) -> bool:
         raise InvalidRequestError(
             f"prompts must be a prompt or a list of them, not {type(prompts).__name__}", field="prompts"
         )
-    return len(prompts) > 0 and isinstance(prompts[0], int)
+    return len(prompts) > 0 and isinstance(prompts[0], (int, np.integer))
 
 
 def _one_each(name: str, given: Any, one: type[_T], count: int) -> list[_T]:

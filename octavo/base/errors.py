@@ -44,14 +44,11 @@ class NotFoundError(OctavoError):
 
 
 class QueueFullError(OctavoError):
-    """The waiting queue is at its limit. `retry_after` is in seconds."""
+    """The waiting queue is at its limit. retry_after: whole seconds after which to try again."""
 
     status = 429
     kind = "overloaded_error"
-
-    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    retry_after = 1
 
 
 class EngineDeadError(OctavoError):

@@ -84,7 +84,5 @@ class ModelFacts:
     tie_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    pad_token_id: int | None = None
     extras: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -84,8 +84,6 @@ def read_gguf_facts(file: GgufFile) -> ModelFacts:
         raise CheckpointError(
             f"{file.path}: {num_heads} heads, {num_kv_heads} key-value heads of {head_dim} do not fit"
         )
-    bos = file.integer("tokenizer.ggml.bos_token_id", -1)
-    pad = file.integer("tokenizer.ggml.padding_token_id", -1)
     ends = [file.integer(f"tokenizer.ggml.{key}", -1) for key in _END_KEYS]
     rope = _rope(file, prefix, head_dim)
     local_theta = file.number(f"{prefix}.rope.freq_base_swa", row.local_theta or rope.theta)
@@ -109,9 +107,7 @@ def read_gguf_facts(file: GgufFile) -> ModelFacts:
         tie_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
-        bos_token_id=bos if bos >= 0 else None,
         eos_token_ids=tuple(dict.fromkeys(token for token in ends if token >= 0)),
-        pad_token_id=pad if pad >= 0 else None,
         extras=_extras(file, prefix, row, hidden_size // num_heads if row.wide == num_layers else head_dim),
     )
 

@@ -85,9 +85,7 @@ def read_hf_facts(
         tie_embeddings=config.flag("tie_word_embeddings", False),
         attention_bias=config.flag("attention_bias", False),
         mlp_bias=config.flag("mlp_bias", False),
-        bos_token_id=_first(_token_ids(config, "bos_token_id")),
         eos_token_ids=_eos(folder, config),
-        pad_token_id=_first(_token_ids(config, "pad_token_id")),
         extras=extra_keys(config.values),
     )
 
@@ -273,7 +271,3 @@ def _token_ids(config: JsonObject, key: str) -> tuple[int, ...]:
         raise config.fail(key, f"must be a token id or a list of them, not {value!r}")
     # Some files say -1 for "none".
     return tuple(token for token in ids if token >= 0)
-
-
-def _first(ids: tuple[int, ...]) -> int | None:
-    return ids[0] if ids else None

@@ -14,7 +14,10 @@ class CacheConfig:
     kv_cache_memory: int | None = option(None, "bytes of the page pool; sized from free memory if not given", low=1)
     gpu_memory_utilization: float = option(0.9, "the pool may fill device memory up to this share", low=0.01, high=1.0)
     block_size: int | None = option(
-        None, "tokens per block, a multiple of 8; the solver's choice if not given", low=8, high=1024
+        None,
+        "tokens per block, as the model's attention takes them: 16, 32, 64 or 128; the solver's choice if not given",
+        low=16,
+        high=128,
     )
     mamba_block_size: int | None = option(
         None, "tokens between two checkpoints of a recurrent state; the solver's choice if not given", low=8

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from octavo.base.errors import ConfigError
 from octavo.config.fields import check_options, option
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -44,3 +45,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.skip_tokenizer_init and self.chat_template is not None:
+            raise ConfigError(
+                "chat_template needs the tokenizer that skip_tokenizer_init leaves out", field="chat_template"
+            )

@@ -27,7 +27,7 @@ _log = get_logger(__name__)
 class EngineClient:
     """Talks to one engine. All methods belong to the event loop in which `start` was awaited.
 
-    stats: the latest, None before the first step. dead: why nothing can be generated any more, None while it can.
+    stats: the latest, None until the engine is loaded. dead: why nothing can be generated any more, None while it can.
     """
 
     def __init__(self, process: EngineProcess, front: int = 0) -> None:

@@ -132,6 +132,8 @@ def main() -> int:
     engine: RunningEngine | None = None
     try:
         engine = _build(start)
+        # First, so that gauges are never 0 in an engine that is ready.
+        channel.send(TokenDelta(stats=engine.core.stats()))
         channel.send(engine.ready)
         watch.serving = True
         _serve(engine, channel, watch)

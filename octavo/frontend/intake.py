@@ -9,16 +9,17 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from octavo.base.errors import ConfigError, InvalidRequestError, UnsupportedError
 from octavo.base.facts import ModelFacts
 from octavo.base.naming import unknown_name
+from octavo.base.unicode import check_unicode
 from octavo.frontend.text.chat import ChatTemplate, Message
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.protocol.arrays import Int32Array
+from octavo.protocol.arrays import Int32Array, plain
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
 
@@ -34,7 +35,7 @@ _INT63 = 2**63 - 1
 class Intake:
     """What requests are checked against. tokenizer: None takes token ids only.
 
-    max_model_len: prompt and output tokens together. template: of chats, None if they cannot be rendered. max_logprobs:
+    max_model_len: prompt and output tokens together. template: of chats, None where there is no tokenizer. max_logprobs:
     alternatives per token that may be asked for; None is no limit but the vocabulary. sampling: what takes the place of
     SamplingParams' own defaults.
     """
@@ -57,8 +58,9 @@ class Intake:
         text, ids, salt = self._read_prompt(prompt)
         if ids is None and text is not None:
             ids = self._encode(text)
+        ids = _listed(ids)
+        room = self._room(len(ids))
         tokens = self._checked_ids(ids)
-        room = self._room(len(tokens))
         self._check_params(params)
         return Request(
             key=key,
@@ -69,7 +71,7 @@ class Intake:
             seed=int.from_bytes(os.urandom(8)) & _INT63 if params.seed is None else params.seed,
             priority=_checked_priority(priority),
             arrival=time.time(),
-            cache_salt=cache_salt or salt,
+            cache_salt=_checked_salt(cache_salt or salt),
         ), text
 
     def chat(
@@ -85,23 +87,19 @@ class Intake:
 
         The template writes special tokens itself, so none is added. Raises InvalidRequestError.
         """
-        if self.tokenizer is None:
+        template = self.template
+        if self.tokenizer is None or template is None:
             raise InvalidRequestError("there is no tokenizer: chats cannot be rendered", field="messages")
-        template = self.template if chat_template is None else self._compile(chat_template)
-        if template is None:
-            raise InvalidRequestError("this model has no chat template; give chat_template", field="chat_template")
+        if chat_template is not None:
+            try:
+                template = template.instead(chat_template)
+            except ConfigError as error:
+                raise InvalidRequestError(error.message, field="chat_template") from error
         variables = {**(template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
         text = template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _compile(self, source: str) -> ChatTemplate:
-        assert self.tokenizer is not None
-        try:
-            return ChatTemplate(source, self.tokenizer.special_tokens)
-        except ConfigError as error:
-            raise InvalidRequestError(error.message, field="chat_template") from error
-
-    def _read_prompt(self, prompt: Any) -> tuple[str | None, Any, str]:
+    def _read_prompt(self, prompt: Any) -> tuple[str | None, Any, Any]:
         """Return the prompt's text, its token ids (None: to be made from the text) and its cache salt."""
         if isinstance(prompt, str):
             return prompt, None, ""
@@ -112,11 +110,9 @@ class Intake:
                 raise UnsupportedError(f"this model takes text and token ids only, not {name!r}", field=str(name))
             if name not in _PROMPT_KEYS:
                 raise InvalidRequestError(unknown_name("prompt field", str(name), _PROMPT_KEYS), field=str(name))
-        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt") or ""
+        text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if text is not None and not isinstance(text, str):
             raise InvalidRequestError(f"prompt must be a string, not {type(text).__name__}", field="prompt")
-        if not isinstance(salt, str):
-            raise InvalidRequestError("cache_salt must be a string", field="cache_salt")
         if text is None and ids is None:
             raise InvalidRequestError("a prompt needs 'prompt' or 'prompt_token_ids'", field="prompt")
         return text, ids, salt
@@ -126,18 +122,9 @@ class Intake:
             raise InvalidRequestError("there is no tokenizer: give prompt_token_ids, not text", field="prompt")
         return self.tokenizer.encode(text, add_special_tokens=True)
 
-    def _checked_ids(self, ids: Any) -> Int32Array:
-        if isinstance(ids, np.ndarray):
-            ids = ids.tolist()
-        if not isinstance(ids, (list, tuple)) or not all(
-            type(token) is int or isinstance(token, np.integer) for token in ids
-        ):
-            raise InvalidRequestError(
-                "a prompt must be a text, a list of token ids, or a record with 'prompt' or 'prompt_token_ids'",
-                field="prompt",
-            )
-        if not ids:
-            raise InvalidRequestError("the prompt is empty: it needs at least one token", field="prompt")
+    def _checked_ids(self, ids: Sequence[Any]) -> Int32Array:
+        if not all(kind is int or issubclass(kind, np.integer) for kind in set(map(type, ids))):
+            raise _no_prompt()
         for token in (min(ids), max(ids)):
             if not 0 <= token < self.facts.vocab_size:
                 raise InvalidRequestError(
@@ -146,11 +133,12 @@ class Intake:
         return np.array(ids, dtype=np.int32)
 
     def _room(self, num_prompt: int) -> int:
+        """Return how many tokens the output may have. Asked before anybody looks at every token of a prompt."""
         room = self.max_model_len - num_prompt
         if room < 1:
             raise InvalidRequestError(
-                f"the prompt has {num_prompt} tokens, but prompt and output together may have {self.max_model_len} "
-                f"(max_model_len), and the output needs at least one",
+                f"the prompt has {num_prompt} tokens, and may have {self.max_model_len - 1}: prompt and output together "
+                f"may have {self.max_model_len} (max_model_len), and the output needs at least one",
                 field="prompt",
             )
         return room
@@ -188,7 +176,31 @@ class Intake:
         return [index for index in ids if index is not None and tokenizer.is_special(index)]
 
 
+def _checked_salt(salt: Any) -> str:
+    if not isinstance(salt or "", str):
+        raise InvalidRequestError(f"cache_salt must be a string, not {salt!r}", field="cache_salt")
+    check_unicode(salt or "", "cache_salt")
+    return salt or ""
+
+
 def _checked_priority(priority: Any) -> int:
+    priority = plain(priority)
     if type(priority) is not int or abs(priority) > 2**31 - 1:
         raise InvalidRequestError(f"priority must be a whole number of 32 bits, not {priority!r}", field="priority")
     return priority
+
+
+def _listed(ids: Any) -> Sequence[Any]:
+    """Return what must be token ids as a list or tuple, not empty."""
+    ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
+    if not isinstance(ids, (list, tuple)):
+        raise _no_prompt()
+    if not ids:
+        raise InvalidRequestError("the prompt is empty: it needs at least one token", field="prompt")
+    return cast("Sequence[Any]", ids)
+
+
+def _no_prompt() -> InvalidRequestError:
+    return InvalidRequestError(
+        "a prompt must be a text, a list of token ids, or a record with 'prompt' or 'prompt_token_ids'", field="prompt"
+    )

@@ -189,7 +189,7 @@ class TextService:
         return await asyncio.get_running_loop().run_in_executor(self._threads, render)
 
     def stats(self) -> EngineStats | None:
-        """Return the engine's latest gauges and totals; None before its first step."""
+        """Return the engine's latest gauges and totals; None until it is loaded."""
         return self._client.stats
 
     @property
@@ -241,6 +241,8 @@ class TextService:
         """Fail what is open and close the way to the engine, whose process is left to its owner; idempotent."""
         self._draining = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._intake.template is not None:
+            self._intake.template.stop()
         self._client.disconnect()
 
     def _check_admission(self) -> None:

@@ -51,7 +51,7 @@ class Histogram:
 class ServerMetrics(Collector):
     """All metrics of one server and its engine. One thread only.
 
-    stats: returns the engine's latest totals, None before its first step. prefix: in front of every name.
+    stats: returns the engine's latest totals, None until it is loaded. prefix: in front of every name.
     """
 
     def __init__(self, model_name: str, stats: Callable[[], EngineStats | None], *, prefix: str = "octavo:") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,3 +27,12 @@ def int64(values: Iterable[int] = ()) -> Int64Array:
 def rows32(rows: list[tuple[int, ...]], width: int) -> Int32Array:
     """Return int32 `[len(rows), width]`, also when there are no rows."""
     return np.array(rows, dtype=np.int32).reshape(len(rows), width)
+
+
+def plain(value: Any) -> Any:
+    """Return numpy's numbers and arrays, also in a list or tuple, as Python's own; anything else as it is."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, (list, tuple)) and any(isinstance(one, (np.generic, np.ndarray)) for one in value):
+        return [plain(one) for one in value]
+    return value

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo.base.errors import InvalidRequestError
 from octavo.base.naming import checked_names
+from octavo.base.unicode import check_unicode
+from octavo.protocol.arrays import plain
 
 MAX_CHOICES = 16384
 MAX_STOP_STRINGS = 64
@@ -76,7 +78,11 @@ class SamplingParams:
 
 
 def _normalize(params: SamplingParams) -> None:
-    """Turn the spellings users know (a lone stop string, lists) into tuples."""
+    """Turn the spellings users know (a lone stop string, lists, numpy's numbers) into ours."""
+    for declared in fields(params):
+        given = getattr(params, declared.name)
+        if (own := plain(given)) is not given:
+            object.__setattr__(params, declared.name, own)
     stop: Any = params.stop
     if stop is None or isinstance(stop, str):
         object.__setattr__(params, "stop", (stop,) if stop is not None else ())
@@ -91,6 +97,8 @@ def _check_stops(params: SamplingParams) -> None:
     stops: Any = params.stop
     if not isinstance(stops, tuple) or not all(isinstance(s, str) and s for s in stops):
         raise InvalidRequestError("stop must be a non-empty string or a list of them", field="stop")
+    for text in stops:
+        check_unicode(text, "stop")
     if len(stops) > MAX_STOP_STRINGS:
         raise InvalidRequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stops)}", field="stop")
     ids: Any = params.stop_token_ids

@@ -86,6 +86,8 @@ class FakeExecutor:
         touched: dict[int, tuple[int, int]] = {}
         for admission in plan.admissions:
             history = admission.tokens.tolist()
+            holders = {owner for _, pages in self.in_flight for owner, _ in pages.values()}
+            assert admission.slot not in holders, "a slot is given away while a plan in flight has a row of it"
             assert 0 <= admission.num_computed < len(history)
             self.slots[admission.slot] = Slot(admission.generation, history, admission.seed, admission.choice)
             self._keys[admission.slot] = admission.key

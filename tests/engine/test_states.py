@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.protocol.step import StepPlan
-from tests.engine.test_scheduler import GEOMETRIES, UNIT, Engine, expected, request, with_live
+from tests.engine.harness import GEOMETRIES, UNIT, Engine, expected, plans_of, request, with_live
 
 HYBRID = GEOMETRIES["full and states"]  # A block is 4 tokens, a checkpoint is taken every 8.
-
-
-def plans_of(engine: Engine) -> list[StepPlan]:
-    """Keep every plan that the worker gets."""
-    plans: list[StepPlan] = []
-    submit = engine.worker.submit
-    engine.worker.submit = lambda plan: (plans.append(plan), submit(plan))[1]
-    return plans
 
 
 def served(engine: Engine, key: int, prompt: list[int], **options) -> int:

@@ -71,6 +71,11 @@ class FakeCore:
             case Control():
                 self._news["acks"].append(Ack(ticket=message.ticket, ok=not self._made, message="busy"))
 
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self._made), num_waiting=len(self._waiting), num_steps=self._num_steps, num_pages=40
+        )
+
     def step(self) -> TokenDelta | None:
         if not self.busy:
             return None
@@ -142,7 +147,7 @@ class FakeCore:
             starts=tuple(self._news["starts"]),
             finishes=tuple(self._news["finishes"]),
             acks=tuple(self._news["acks"]),
-            stats=EngineStats(num_running=len(self._made), num_waiting=len(self._waiting), num_steps=self._num_steps),
+            stats=self.stats(),
         )
 
 

@@ -57,6 +57,8 @@ def test_requests_go_in_and_tokens_come_out():
     async def run() -> None:
         async with running_client() as (client, process):
             assert client.healthy
+            # Gauges are right before anything has been asked.
+            assert (client.stats.num_pages, client.stats.num_steps) == (40, 0)
             woken = asyncio.Event()
             inbox = client.submit(request(client.new_key()), woken.set)
             assert await read(client, inbox, woken) == list(b"abca")

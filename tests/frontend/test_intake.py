@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import InvalidRequestError, UnsupportedError
+from octavo.protocol.codec import Codec
+from octavo.protocol.request import FrontMessage
 from tests.frontend.bytes_model import EOS, STOP, make_intake, params
 
 
@@ -52,13 +54,69 @@ def test_every_form_of_prompt_gives_its_ids_and_text(prompt, ids, text):
         ({}, "prompt", "needs"),
         ({"promt": "a"}, "promt", "did you mean 'prompt'"),
         ({"prompt": "a", "cache_salt": 3}, "cache_salt", "string"),
-        ([1] * 1024, "prompt", "1024 tokens, but prompt and output together may have 1024"),
+        ([1] * 1024, "prompt", "has 1024 tokens, and may have 1023: prompt and output together may have 1024"),
     ],
 )
 def test_bad_prompts_name_the_field_and_the_range(prompt, field, says):
     with pytest.raises(InvalidRequestError, match=says) as caught:
         make(prompt)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("prompt", ["a \ud83d b", "ab" + "\udfff" * 5000, {"prompt": "ab\udc00"}])
+def test_half_a_character_is_refused(prompt):
+    with pytest.raises(InvalidRequestError, match="prompt is not valid Unicode: character 2 is half of one") as caught:
+        make(prompt)
+    assert caught.value.field == "prompt"
+
+
+def test_half_a_character_is_refused_wherever_it_would_travel():
+    for call in (
+        lambda: make({"prompt": "a", "cache_salt": "\ud800"}),
+        lambda: make("a", cache_salt="\ud800"),
+        lambda: params(stop=["a", "\ud800"]),
+    ):
+        with pytest.raises(InvalidRequestError, match=r"is not valid Unicode.*U\+D800"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "own"),
+    [
+        ("temperature", np.float32(0.5), 0.5),
+        ("top_p", np.float64(0.5), 0.5),
+        ("max_tokens", np.int64(5), 5),
+        ("n", np.int16(2), 2),
+        ("seed", np.uint32(4), 4),
+        ("ignore_eos", np.bool_(True), True),
+        ("stop_token_ids", np.array([4, 5]), (4, 5)),
+        ("stop_token_ids", [np.int64(4), 5], (4, 5)),
+    ],
+)
+def test_numbers_of_numpy_are_numbers(field, given, own):
+    taken = getattr(params(**{field: given}), field)
+    assert taken == own
+    assert type(taken) is type(own)
+    Codec(FrontMessage).encode(make("a", params(**{field: given}))[0])
+
+
+def test_a_nan_of_numpy_is_refused_as_any():
+    with pytest.raises(InvalidRequestError, match="temperature must be between"):
+        params(temperature=np.float32("nan"))
+
+
+class Unread(list):
+    """Token ids that nobody has the time to look at."""
+
+    def __iter__(self):
+        raise AssertionError("read")
+
+
+def test_a_prompt_beyond_the_context_is_refused_by_its_length_alone():
+    with pytest.raises(InvalidRequestError, match="has 5000 tokens, and may have 1023"):
+        make(Unread([1] * 5000))
+    with pytest.raises(AssertionError, match="read"):
+        make(Unread([1] * 1023))
 
 
 def test_images_are_refused_as_unsupported():
@@ -118,6 +176,7 @@ def test_priority_and_salt_are_carried():
     request, _ = make("a", priority=-3, cache_salt="x")
     assert (request.priority, request.cache_salt) == (-3, "x")
     assert make({"prompt": "a", "cache_salt": "y"})[0].cache_salt == "y"
+    assert make("a", priority=np.int64(7))[0].priority == 7
     with pytest.raises(InvalidRequestError) as caught:
         make("a", priority="high")
     assert caught.value.field == "priority"

@@ -43,8 +43,9 @@ def test_a_context_that_was_asked_for_must_fit():
         fit(161, 10, max_model_len=161)
     assert caught.value.field == "max_model_len"
     assert "kv_cache_memory of at least 5632" in str(caught.value)
-    with pytest.raises(ConfigError, match="not one sequence fits"):
+    with pytest.raises(ConfigError, match="not one sequence fits") as caught:
         fit(161, 0)
+    assert "set max_model_len" not in caught.value.message, "there is no length that would help"
 
 
 def test_an_exact_number_of_pages_is_taken_as_it_is():
@@ -73,3 +74,9 @@ def test_a_model_that_is_not_there_stops_the_process_it_started():
 def test_a_front_does_not_import_torch():
     code = "import sys, octavo.llm, octavo.launch; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_chat_template_that_no_tokenizer_could_use_is_refused():
+    with pytest.raises(ConfigError, match="skip_tokenizer_init") as caught:
+        EngineConfig.from_options({"chat_template": "{% if %}", "skip_tokenizer_init": True})
+    assert caught.value.field == "chat_template"

@@ -152,6 +152,22 @@ def test_wrong_options_name_the_right_ones():
         AsyncLLM("demo", max_num_seqs=0)
 
 
+@pytest.mark.parametrize("messages", [None, "hello", {"role": "user", "content": "a"}, 3, ["hello"], [None]])
+def test_what_is_no_conversation_is_refused(llm, messages):
+    with pytest.raises(InvalidRequestError, match="messages") as caught:
+        llm.chat(messages, GREEDY, use_tqdm=False)
+    assert caught.value.field.startswith("messages")
+
+
+def test_prompts_of_numpy_are_prompts(llm):
+    ids = llm.get_tokenizer().encode("The capital of France is")
+    forms = ([ids, ids], np.array([ids, ids]), [np.array(ids), [np.int64(i) for i in ids]])
+    params = SamplingParams(temperature=np.float32(0), max_tokens=np.int64(2))
+    answers = [[o.outputs[0].token_ids for o in llm.generate(form, params, use_tqdm=False)] for form in forms]
+    assert answers[0] == answers[1] == answers[2]
+    assert len(llm.generate(np.array(ids), params, use_tqdm=False, priority=np.int64(1))) == 1
+
+
 def test_what_is_not_supported_says_so(llm):
     with pytest.raises(UnsupportedError, match="continue_final_message"):
         llm.chat([{"role": "user", "content": "a"}], continue_final_message=True)

@@ -185,13 +185,11 @@ def test_what_a_configuration_leaves_out_is_what_transformers_has(tmp_path: Path
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     found = (
         facts.max_position,
-        facts.bos_token_id,
         list(facts.eos_token_ids),
-        facts.pad_token_id,
         facts.tie_embeddings,
     )
-    expected = (config.max_position_embeddings, config.bos_token_id, [token for token in ends if token is not None])
-    assert found == (*expected, config.pad_token_id, config.tie_word_embeddings)
+    expected = (config.max_position_embeddings, [token for token in ends if token is not None])
+    assert found == (*expected, config.tie_word_embeddings)
     keys = {
         "rms_norm_eps": facts.norm_eps,
         "layer_norm_eps": facts.norm_eps,

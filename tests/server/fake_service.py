@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.base.errors import EngineDeadError, InvalidRequestError, QueueFullError, ShuttingDownError
 from octavo.frontend.service import RequestStream, TextService
+from octavo.frontend.text.chat import checked_messages
 from octavo.protocol.output import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput
 from octavo.protocol.sampling import SamplingParams
 
@@ -132,7 +133,7 @@ class FakeService(TextService):
         if self.dead:
             raise EngineDeadError("the engine is dead")
         if self.queue_full:
-            raise QueueFullError("the queue is full", retry_after=2.5)
+            raise QueueFullError("the queue is full")
         tokens = self.words.encode(prompt) if isinstance(prompt, str) else prompt
         if prompt == "" or not tokens:
             raise InvalidRequestError("the prompt is empty", field="prompt")
@@ -147,6 +148,7 @@ class FakeService(TextService):
         return stream
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        checked_messages(messages)
         self.conversations.append((list(messages), options))
         contents = [message["content"] for message in messages]
         text = "".join(c if isinstance(c, str) else "".join(part["text"] for part in c) for c in contents)

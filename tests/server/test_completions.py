@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from octavo.base.errors import InvalidRequestError
 from octavo.config.serve import ServeConfig
+from octavo.frontend.server.routes.completions import _one_kind
 from tests.server.fake_service import WORDS, FakeService, answer_ids, answer_text
 from tests.server.harness import CHAT, TEXT, client, events_of, run
 
@@ -155,3 +157,18 @@ def test_text_offsets_count_characters(service: FakeService, config: ServeConfig
     choice = run(_ask(service, config, max_tokens=8, logprobs=0))["choices"][0]
     for offset, token in zip(choice["logprobs"]["text_offset"], answer_ids(0, 8), strict=True):
         assert choice["text"][offset:].startswith(WORDS[token])
+
+
+class Unread(list):
+    """A prompt that nobody has the time to look at, on the loop that serves everybody else."""
+
+    def __iter__(self):
+        raise AssertionError("read")
+
+
+def test_of_a_prompt_beyond_any_context_only_the_beginning_is_looked_at() -> None:
+    ids = Unread(range(100_000))
+    assert _one_kind(ids, 64)[0] is ids
+    assert _one_kind(["a", "b"], 64) == ["a", "b"]
+    with pytest.raises(InvalidRequestError, match="must not mix"):
+        _one_kind([*range(64), "a"], 64)

@@ -207,6 +207,7 @@ class Admitter:
         assert matched < offer.num_tokens < len(sequence.tokens)
         grown = allocator.grow(holding, slot, offer.num_tokens)
         assert grown
+        state.unreserve(sequence, keep=True)
         state.slots.capacity[slot] = holding.capacity(allocator.geometry)
         pages, leased = allocator.lease(holding, matched)
         ticket = self._next_ticket

@@ -12,15 +12,10 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int, int], Sequence]] = []
-        self._waiting = 0
-
-    def __len__(self) -> int:
-        return self._waiting
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence."""
         heapq.heappush(self._heap, (sequence.order, sequence))
-        self._waiting += 1
 
     def first(self) -> Sequence | None:
         """Return the sequence whose turn it is, without taking it."""
@@ -30,10 +25,4 @@ class WaitingQueue:
 
     def pop(self) -> Sequence:
         """Take the sequence whose turn it is."""
-        self._waiting -= 1
         return heapq.heappop(self._heap)[1]
-
-    def end(self, sequence: Sequence) -> None:
-        """Take a waiting sequence out for good."""
-        sequence.ended = True
-        self._waiting -= 1

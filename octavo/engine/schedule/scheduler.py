@@ -344,8 +344,7 @@ class Scheduler:
     def free_children(self, sequence: Sequence) -> None:
         """Let the choices that waited for this sequence's prompt queue for slots of their own."""
         for child in sequence.children:
-            if not child.ended:
-                self.waiting.push(child)
+            self.waiting.push(child)
         sequence.children = []
 
     def preempt(self, sequence: Sequence) -> None:
@@ -354,7 +353,6 @@ class Scheduler:
         slot = sequence.slot
         sequence.tokens = self.slots.tokens[slot, : self.slots.length[slot]].copy()
         self._give_back(sequence)
-        self.free_children(sequence)
         self.waiting.push(sequence)
         if not self._in_flight:
             # Its pages may serve this very plan. Its slot may not: rows already gathered may name it.
@@ -370,11 +368,7 @@ class Scheduler:
         num_tokens = len(sequence.tokens) if slot < 0 else int(self.slots.length[slot])
         if slot >= 0:
             self._give_back(sequence)
-            sequence.ended = True
-        elif sequence.parent is not None and sequence in sequence.parent.children:
-            sequence.ended = True  # It was not queued yet.
-        else:
-            self.waiting.end(sequence)
+        sequence.ended = True  # Whoever has it in a queue drops it there.
         self.free_children(sequence)
         choices = self._choices[key]
         choices.remove(sequence)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
@@ -33,7 +32,7 @@ def error_response(error: OctavoError) -> Response:
     """Return the error as an HTTP answer; errors that pass carry Retry-After."""
     headers: dict[str, str] = {}
     if isinstance(error, QueueFullError):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+        headers["Retry-After"] = str(error.retry_after)
     elif error.status == 503:
         headers["Retry-After"] = "1"
     return _response(error_object(error), error.status, headers)

@@ -1,22 +1,14 @@
-"""Chat messages to a prompt, by the model's own Jinja template.
-
-Templates come with models from strangers: they run in Jinja's sandbox, which gives them no way to files or processes. The
-names and filters are those that the ecosystem's templates count on.
-"""
+"""Chat messages to a prompt, by the model's own Jinja template: what a conversation may be, and who renders it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from octavo.base.errors import ConfigError, InvalidRequestError
+from octavo.base.errors import InvalidRequestError
+from octavo.frontend.text.template_process import TemplateProcess
+from octavo.frontend.text.templating import check_syntax
 
 # For models that bring no template. ChatML is what most models without one were tuned on.
 CHATML: Final = (
@@ -31,18 +23,35 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """A compiled template. special_tokens: "bos_token" and its like -> text, which templates may write."""
+    """A template that is known to be one. special_tokens: "bos_token" and its like -> text, which templates may write.
 
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Compile `source` (None: ChatML); raises ConfigError for a syntax error."""
+    It is rendered in a process of its own, which cannot take all memory or loop without end; that starts with `start`, or
+    with the first chat, and ends with this object.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        special_tokens: Mapping[str, str] | None = None,
+        process: TemplateProcess | None = None,
+    ) -> None:
+        """Take `source` (None: ChatML); raises ConfigError for a syntax error."""
         self.source = CHATML if source is None else source
+        check_syntax(self.source)
         self._special_tokens = dict(special_tokens or {})
-        try:
-            self._template = _environment().from_string(self.source)
-        except TemplateSyntaxError as error:
-            raise ConfigError(
-                f"the chat template has a syntax error in line {error.lineno}: {error.message}", field="chat_template"
-            ) from error
+        self._process = process or TemplateProcess()
+
+    def start(self) -> None:
+        """Start the process now, so that the first chat need not wait for it. Returns at once."""
+        self._process.start()
+
+    def stop(self) -> None:
+        """End the process; idempotent. Another chat starts a new one."""
+        self._process.stop()
+
+    def instead(self, source: str) -> ChatTemplate:
+        """Return another template, rendered where this one is; raises ConfigError for a syntax error."""
+        return ChatTemplate(source, self._special_tokens, self._process)
 
     def render(
         self,
@@ -55,7 +64,8 @@ class ChatTemplate:
         """Return the prompt. `variables` are the template's own (tools, enable_thinking, documents …).
 
         Encode it with add_special_tokens=False: templates write BOS themselves. Raises InvalidRequestError naming the
-        message at fault, or with the template's own message if it refuses the chat.
+        message at fault, with the template's own message if it refuses the chat, or saying that the template takes too
+        much time or memory.
         """
         known = {"messages": checked_messages(messages), "add_generation_prompt": add_generation_prompt}
         given = dict(variables or {})
@@ -64,27 +74,7 @@ class ChatTemplate:
                 raise InvalidRequestError(
                     f"{name} is not one of the template's own variables", field="chat_template_kwargs"
                 )
-        pieces: list[str] = []
-        num_characters = 0
-        try:
-            for piece in self._template.generate({**self._special_tokens, **given, **known}):
-                num_characters += len(piece)
-                if num_characters > max_characters:
-                    raise InvalidRequestError(f"the chat is longer than {max_characters} characters", field="messages")
-                pieces.append(piece)
-        except (
-            TemplateError,
-            TypeError,
-            ValueError,
-            ArithmeticError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-        ) as error:
-            if isinstance(error, InvalidRequestError):
-                raise
-            raise InvalidRequestError(f"the chat template refused the messages: {error}", field="messages") from error
-        return "".join(pieces)
+        return self._process.render(self.source, {**self._special_tokens, **given, **known}, max_characters)
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -168,42 +158,3 @@ def _arguments(arguments: Any, field: str) -> dict[str, Any]:
 
 def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
-    names = cast("dict[str, Any]", environment.globals)
-    names.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-    return environment
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; here it is just its content."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which has no place in a prompt."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

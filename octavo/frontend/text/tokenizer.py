@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from octavo.base.errors import CheckpointError, InvalidRequestError
+from octavo.base.unicode import check_unicode
 from octavo.checkpoint.gguf import read_gguf
 from octavo.checkpoint.json_file import JsonObject, read_json_if_there
 from octavo.checkpoint.tokenizer_files import tokenizer_file
@@ -58,7 +59,8 @@ class Tokenizer:
             # The batch call lets other threads run meanwhile: a long text does not stop the server's event loop.
             return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
-            raise InvalidRequestError(f"the text is not valid Unicode: {error}", field="prompt") from error
+            check_unicode(text, "prompt")
+            raise InvalidRequestError(f"the text cannot be tokenized: {error}", field="prompt") from error
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`. Ids without a token give nothing; incomplete characters give U+FFFD."""

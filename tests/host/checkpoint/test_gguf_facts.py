@@ -29,7 +29,7 @@ def test_smollm2(demo_gguf: Path):
     assert found.rope == RopeFacts(dim=64, theta=100000.0)
     assert found.tie_embeddings
     assert found.dtype == "float32"
-    assert (found.bos_token_id, found.eos_token_ids, found.pad_token_id) == (1, (2,), 2)
+    assert found.eos_token_ids == (2,)
     assert found.layer_kinds == ()
     assert found.sliding_window is None
 

@@ -40,12 +40,12 @@ def read(tmp_path: Path, generation: dict[str, Any] | None = None, **changes: An
 
 
 def test_llama(tmp_path: Path):
-    found = read(tmp_path, tie_word_embeddings=True, attention_bias=True, bos_token_id=3, pad_token_id=-1)
+    found = read(tmp_path, tie_word_embeddings=True, attention_bias=True, eos_token_id=[2, -1])
     assert found == ModelFacts(
         architecture="LlamaForCausalLM", dtype="bfloat16", vocab_size=100, hidden_size=64, intermediate_size=96,
         num_layers=4, num_heads=8, num_kv_heads=2, head_dim=8, max_position=512, norm_eps=1e-5,
         rope=RopeFacts(dim=8, theta=1234.5), tie_embeddings=True, attention_bias=True,
-        bos_token_id=3, eos_token_ids=(2,),
+        eos_token_ids=(2,),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_what_is_left_out_has_the_architectures_default(tmp_path: Path):
     left_out = dict.fromkeys(("num_key_value_heads", "rms_norm_eps", "rope_theta", "torch_dtype"), "absent")
     found = read(tmp_path, **left_out)
     assert (found.num_kv_heads, found.norm_eps, found.rope.theta, found.dtype) == (8, 1e-6, 10000.0, "float16")
-    assert (found.bos_token_id, found.eos_token_ids) == (1, (2,))
+    assert found.eos_token_ids == (2,)
     assert read(tmp_path, **MISTRAL, num_attention_heads=16, num_key_value_heads="absent").num_kv_heads == 8
     assert read(tmp_path, **MISTRAL, num_key_value_heads=None).num_kv_heads == 8
     assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,15 @@ import pytest
 from octavo.base.errors import ConfigError, InvalidRequestError
 from octavo.checkpoint.templates import chat_templates
 from octavo.frontend.text.chat import CHATML, ChatTemplate
+from octavo.frontend.text.template_process import TemplateProcess
 from octavo.frontend.text.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "Hi"}
+PROCESS = TemplateProcess(seconds=1)
 
 
 def render(messages, template, special_tokens=None, *, add_generation_prompt=True, **variables):
-    compiled = ChatTemplate(template, special_tokens)
+    compiled = ChatTemplate(template, special_tokens, PROCESS)
     return compiled.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
 
 
@@ -92,9 +97,71 @@ def test_a_template_that_refuses_gives_its_own_message(source: str, message: str
     assert error.value.field == "messages"
 
 
-def test_a_broken_template_is_refused_before_any_request():
+@pytest.mark.parametrize("source", ["a\n{% if %}", "a\n{{ messages | nonsense }}", "a\n{{ 1 is nonsense }}"])
+def test_a_broken_template_is_refused_before_any_request(source: str):
     with pytest.raises(ConfigError, match="syntax error in line 2"):
-        ChatTemplate("a\n{% if %}")
+        ChatTemplate(source)
+
+
+def test_a_template_nested_beyond_reason_is_refused():
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        ChatTemplate("{{ " + "(" * 20_000 + ")" * 20_000 + " }}")
+
+
+BOMBS = {
+    "a long text": "{{ 'a' * 3000000000 }}",
+    "one long text from the chat": "{{ messages[0].content.ljust(3000000000) | length }}",
+    "doubling": "{% set ns = namespace(x='ab') %}{% for _ in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "padding": "{{ 'a' | center(3000000000) }}",
+    "formatting": "{{ '%3000000000d' % 1 }}",
+    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "macros": "{% macro m(n) %}{{ m(n - 1) ~ m(n - 1) if n }}{% endmacro %}{{ m(99) }}",
+    "a power": "{{ 10 ** (10 ** 9) }}",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_template_that_takes_too_much_fails_alone(bomb: str):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidRequestError, match="the chat template is at fault") as error:
+        render([USER], BOMBS[bomb])
+    assert error.value.field == "chat_template"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 2**16
+    assert render([USER], "{{ messages[0].content }}") == "Hi"
+
+
+def test_the_process_of_templates_ends_and_comes_back():
+    template = ChatTemplate("{{ messages[0].content }}")
+    template.start()
+    child = template._process._child
+    assert template.render([USER]) == "Hi"
+    assert template._process._child is child
+    assert child is not None
+    child.kill()
+    child.wait()
+    assert template.render([USER]) == "Hi", "what ended it was none of this chat's business"
+    child = template._process._child
+    assert child is not None
+    del template
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_chats_of_several_threads_are_not_mixed_up():
+    template = ChatTemplate("{{ messages[0].content }}")
+    with ThreadPoolExecutor(4) as pool:
+        contents = [f"{i} " * (i + 1) for i in range(200)]
+        assert list(pool.map(lambda text: template.render([{**USER, "content": text}]), contents)) == contents
+
+
+@pytest.mark.parametrize("content", ["a \ud83d b", "\udfff"])
+def test_half_a_character_is_refused(content: str):
+    with pytest.raises(InvalidRequestError, match="surrogate"):
+        render([{**USER, "content": content}], None)
+
+
+def test_variables_that_no_json_could_hold_are_refused():
+    with pytest.raises(InvalidRequestError, match="what JSON can say"):
+        render([USER], "{{ x }}", x=object())
 
 
 def test_output_is_bounded():

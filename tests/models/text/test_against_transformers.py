@@ -144,10 +144,7 @@ def test_facts_of_configurations(tmp_path: Path, name: str, changes: dict[str, A
     assert (facts.num_kv_heads, facts.head_dim) == (config.num_key_value_heads, config.head_dim)
     assert (facts.max_position, facts.norm_eps) == (config.max_position_embeddings, config.rms_norm_eps)
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    assert (facts.bos_token_id, list(facts.eos_token_ids)) == (
-        config.bos_token_id,
-        [end for end in ends if end is not None],
-    )
+    assert list(facts.eos_token_ids) == [end for end in ends if end is not None]
     assert facts.tie_embeddings == config.tie_word_embeddings
     assert facts.rope.kind == config.rope_parameters["rope_type"]
     assert facts.rope.theta == config.rope_parameters["rope_theta"]

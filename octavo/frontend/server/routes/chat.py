@@ -105,38 +105,19 @@ def _renamed(error: InvalidRequestError, body: ChatBody) -> InvalidRequestError:
 
 
 def _messages(body: ChatBody) -> list[dict[str, Any]]:
-    """Return the conversation for the chat template; raises InvalidRequestError naming the message."""
-    if not body.messages:
-        raise InvalidRequestError("messages must not be empty", field="messages")
+    """Return the conversation for the chat template; raises UnsupportedError naming the message."""
     return [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
 
 
 def _message(message: Message, where: str) -> dict[str, Any]:
+    """Return one turn as the template's room takes it, which checks its content."""
     if message.role in ("tool", "function"):
         raise unsupported(f"{where}.role", f"{where}.role {message.role!r}")
     for name in ("tool_calls", "function_call", "audio"):
         if getattr(message, name):
             raise unsupported(f"{where}.{name}")
-    if message.content is None:
-        raise InvalidRequestError(f"{where}.content is required", field=f"{where}.content")
-    turn: dict[str, Any] = {"role": message.role}
-    if isinstance(message.content, str):
-        turn["content"] = message.content
-    else:
-        turn["content"] = [
-            _part(part.type, part.text, f"{where}.content[{i}]") for i, part in enumerate(message.content)
-        ]
-    if message.name is not None:
-        turn["name"] = message.name
-    return turn
-
-
-def _part(kind: str, text: str | None, where: str) -> dict[str, str]:
-    if kind != "text":
-        raise unsupported(f"{where}.type", f"{where}.type {kind!r}")
-    if text is None:
-        raise InvalidRequestError(f"{where}.text is required", field=f"{where}.text")
-    return {"type": "text", "text": text}
+    named = {} if message.name is None else {"name": message.name}
+    return {"role": message.role, "content": msgspec.to_builtins(message.content), **named}
 
 
 def _logprob_shape(body: ChatBody, context: ServerContext) -> LogprobShape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.requests import Request
@@ -64,7 +64,7 @@ def _prompts(body: CompletionBody, context: ServerContext) -> list[Prompt]:
     given = body.prompt
     if given is None:
         raise InvalidRequestError("prompt is required", field="prompt")
-    prompts = _one_kind(given)
+    prompts = _one_kind(given, context.service.max_model_len)
     if not prompts:
         raise InvalidRequestError("prompt must not be an empty list", field="prompt")
     if len(prompts) > MAX_PROMPTS:
@@ -75,15 +75,14 @@ def _prompts(body: CompletionBody, context: ServerContext) -> list[Prompt]:
     return prompts
 
 
-def _one_kind(given: str | list[str | int | list[int]]) -> list[Prompt]:
+def _one_kind(given: str | list[str | int | list[int]], longest: int) -> list[Prompt]:
+    """Return the prompts. Of a list longer than any prompt only the beginning is looked at: its length is its fault."""
     if isinstance(given, str):
         return [given]
-    texts = [one for one in given if isinstance(one, str)]
-    tokens = [one for one in given if isinstance(one, int)]
-    lists = [one for one in given if isinstance(one, list)]
-    if len(given) not in (len(texts), len(tokens), len(lists)):
+    kinds = set(map(type, given[: longest + 1]))
+    if len(kinds) > 1:
         raise InvalidRequestError("prompt must not mix texts, token ids and lists of token ids", field="prompt")
-    return [tokens] if tokens else [*texts, *lists]
+    return cast("list[Prompt]", [given] if int in kinds else given)
 
 
 async def _whole(
