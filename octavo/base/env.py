@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _KNOWN = {
     "OCTAVO_LOG_LEVEL": "log level of all processes: DEBUG, INFO, WARNING or ERROR",
     "OCTAVO_PLUGINS": "comma-separated names of the plugins to load; unset loads all",
+    "OCTAVO_API_KEY": "key that `octavo serve` asks for and that commands send to a server",
     "HF_HOME": "root of the Hugging Face cache",
     "HF_HUB_CACHE": "folder of the models in it; unset is its folder hub",
     "HF_ENDPOINT": "address of the hub, or of a mirror",
@@ -23,6 +24,7 @@ class Env:
 
     log_level: str
     plugins: tuple[str, ...] | None
+    api_key: str | None
     hf_hub_cache: str
     hf_endpoint: str | None
     hf_hub_offline: bool
@@ -38,6 +40,7 @@ def read_env() -> Env:
     return Env(
         log_level=get("OCTAVO_LOG_LEVEL", "INFO").upper(),
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
+        api_key=get("OCTAVO_API_KEY") or None,
         hf_hub_cache=get("HF_HUB_CACHE") or os.path.join(hf_home, "hub"),
         hf_endpoint=get("HF_ENDPOINT", "").rstrip("/") or None,
         hf_hub_offline=get("HF_HUB_OFFLINE", "0") in ("1", "true", "True", "YES", "yes"),

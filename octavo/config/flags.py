@@ -171,9 +171,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def add_serve_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ServeConfig."""
-    _add(parser, _SERVE_RECORDS)
+def add_serve_flags(parser: argparse.ArgumentParser, names: Sequence[str] | None = None) -> None:
+    """Add the flags of ServeConfig, or those of these names."""
+    _add(parser, _SERVE_RECORDS, names)
 
 
 def engine_config(parsed: argparse.Namespace) -> EngineConfig:
@@ -250,11 +250,12 @@ def _given(parsed: argparse.Namespace, records: Sequence[type[Any]]) -> dict[str
     return {name: value for name, value in vars(parsed).items() if name in names}
 
 
-def _add(parser: argparse.ArgumentParser, records: Sequence[type[Any]]) -> None:
+def _add(parser: argparse.ArgumentParser, records: Sequence[type[Any]], names: Sequence[str] | None = None) -> None:
     for record in records:
         group = parser.add_argument_group(_title(record))
         for flag in flags_of(record):
-            _add_flag(group, flag)
+            if names is None or flag.name in names:
+                _add_flag(group, flag)
 
 
 def _add_flag(group: Any, flag: Flag) -> None:
