@@ -51,3 +51,8 @@ def read_env() -> Env:
 def known_variables() -> dict[str, str]:
     """Return name -> meaning of every variable that is read."""
     return dict(_KNOWN)
+
+
+def set_variables() -> dict[str, str]:
+    """Return the known variables that are set, with their values."""
+    return {name: os.environ[name] for name in _KNOWN if name in os.environ}  # noqa: TID251
