@@ -20,7 +20,7 @@ CEILINGS = {
     "octavo": 100,
     "llm": 500,
     "launch": 500,
-    "cli": 1_200,
+    "cli": 2_300,
     "frontend": 5_000,
     "worker": 4_500,
     "engine": 3_600,
