@@ -341,7 +341,9 @@ def _add_foreign(parser: argparse.ArgumentParser) -> None:
     own = own_flags()
     for row in FOREIGN.values():
         if row.name not in own:
-            names = [_spell(row.name), *(short for short, name in SHORT.items() if name == row.name)]
+            shorts = [short for short, name in SHORT.items() if name == row.name]
+            # A command may have given a letter another meaning.
+            names = [_spell(row.name), *(short for short in shorts if short not in parser._option_string_actions)]
             if row.takes == "nothing":
                 names.append(_spell("no_" + row.name))
             nargs: Any = {"nothing": 0, "one": None, "many": "+"}[row.takes]
