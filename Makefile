@@ -14,7 +14,7 @@ DOCS := $(VENV)/.docs-installed
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat test test-all equivalence check format bench docs clean
+.PHONY: help demo chat test test-all equivalence check format bench docs pages clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,9 @@ bench: $(DEV) ## measure the host's cost per step
 
 docs: $(DOCS) ## build the documentation into site/
 	@$(BIN)/mkdocs build --strict --quiet
+
+pages: $(DEV) ## write the generated pages of the documentation anew
+	@$(BIN)/python -m tools.pages
 
 clean: ## remove what was installed and built
 	rm -rf $(VENV) site .ruff_cache .hypothesis .import_linter_cache octavo.egg-info

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from octavo.base.errors import ConfigError
+from octavo.base.errors import ConfigError, OctavoError
+from octavo.base.facts import DeviceFacts
 from octavo.base.logging import get_logger
 from octavo.checkpoint.open import open_checkpoint
 from octavo.checkpoint.record import Checkpoint
@@ -38,6 +39,29 @@ class LocalEngine:
 
     engine: RunningEngine
     intake: Intake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceHere:
+    """A device of this machine and its free memory, in bytes."""
+
+    facts: DeviceFacts
+    free_memory: int
+
+
+def survey_devices() -> tuple[DeviceHere, tuple[str, ...]]:
+    """Return the device that is chosen here, and of the other kinds what there is of them, one line each."""
+    from octavo.device.registry import detect, devices
+
+    device = detect()
+    others: list[str] = []
+    for kind in devices():
+        if kind != device.facts.kind:
+            try:
+                others.append(f"{kind}: {detect(kind).facts.name}, not chosen")
+            except OctavoError as error:
+                others.append(f"{kind}: {error.message}")
+    return DeviceHere(facts=device.facts, free_memory=device.free_memory()), tuple(others)
 
 
 class _Stages:

@@ -20,7 +20,7 @@ CEILINGS = {
     "octavo": 100,
     "llm": 500,
     "launch": 500,
-    "cli": 1_200,
+    "cli": 2_300,
     "frontend": 5_000,
     "worker": 4_500,
     "engine": 3_600,
@@ -34,7 +34,7 @@ CEILINGS = {
     "checkpoint": 1_900,
     "observe": 500,
     "protocol": 900,
-    "config": 900,
+    "config": 1_100,
     "base": 600,
 }
 FILE_LINES = 500

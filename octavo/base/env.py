@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _KNOWN = {
     "OCTAVO_LOG_LEVEL": "log level of all processes: DEBUG, INFO, WARNING or ERROR",
     "OCTAVO_PLUGINS": "comma-separated names of the plugins to load; unset loads all",
+    "OCTAVO_API_KEY": "key that `octavo serve` asks for and that commands send to a server",
     "HF_HOME": "root of the Hugging Face cache",
     "HF_HUB_CACHE": "folder of the models in it; unset is its folder hub",
     "HF_ENDPOINT": "address of the hub, or of a mirror",
@@ -23,6 +24,8 @@ class Env:
 
     log_level: str
     plugins: tuple[str, ...] | None
+    api_key: str | None
+    cache_home: str
     hf_hub_cache: str
     hf_endpoint: str | None
     hf_hub_offline: bool
@@ -38,6 +41,8 @@ def read_env() -> Env:
     return Env(
         log_level=get("OCTAVO_LOG_LEVEL", "INFO").upper(),
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
+        cache_home=cache_home,
+        api_key=get("OCTAVO_API_KEY") or None,
         hf_hub_cache=get("HF_HUB_CACHE") or os.path.join(hf_home, "hub"),
         hf_endpoint=get("HF_ENDPOINT", "").rstrip("/") or None,
         hf_hub_offline=get("HF_HUB_OFFLINE", "0") in ("1", "true", "True", "YES", "yes"),
@@ -48,3 +53,8 @@ def read_env() -> Env:
 def known_variables() -> dict[str, str]:
     """Return name -> meaning of every variable that is read."""
     return dict(_KNOWN)
+
+
+def set_variables() -> dict[str, str]:
+    """Return the known variables that are set, with their values."""
+    return {name: os.environ[name] for name in _KNOWN if name in os.environ}  # noqa: TID251

@@ -15,6 +15,9 @@ COMMANDS = {
     "serve": "serve a model over HTTP, with OpenAI's routes",
     "chat": "talk to a model in the terminal",
     "run": "answer one prompt and print the answer as it comes",
+    "batch": "answer a file of requests, and go on where it was stopped",
+    "bench": "measure it: offline, serve, latency, startup",
+    "doctor": "show what this machine is and what is chosen on it, for bug reports",
     "demo": "start a server on the embedded model, ask it one question, stop it",
 }
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import httpx
 
 from octavo import launch
-from octavo.base.errors import GenerationError, OctavoError
+from octavo.base.env import read_env
+from octavo.base.errors import GenerationError, InvalidRequestError, OctavoError
+from octavo.base.naming import unknown_name
 from octavo.config.engine import EngineConfig
+from octavo.config.flags import engine_config, given_options
 from octavo.frontend.service import TextService
 from octavo.protocol.sampling import SamplingParams
 
@@ -28,10 +32,40 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """How answers are sampled. max_tokens: None goes to the end of the context."""
+    """How answers are sampled, with the names of SamplingParams; None leaves it to the model and the server."""
 
     max_tokens: int | None = None
-    temperature: float = 0.7
+    temperature: float | None = 0.7
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was wished for."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def params(self) -> SamplingParams:
+        """Return the parameters of an engine; raises InvalidRequestError naming what is out of range."""
+        fields: dict[str, Any] = {"max_tokens": None, **self.given}
+        return SamplingParams(**fields)
+
+    def changed(self, name: str, value: str) -> Wishes:
+        """Return the wishes with one changed, given as text ("" takes it back); raises InvalidRequestError."""
+        known = asdict(self)
+        if name not in known:
+            raise InvalidRequestError(unknown_name("setting", name, known))
+        kind = float if name in ("temperature", "top_p") else int
+        try:
+            wishes = replace(self, **{name: kind(value) if value else None})
+        except ValueError as error:
+            raise InvalidRequestError(f"{name} must be a number, not {value!r}", field=name) from error
+        wishes.params()
+        return wishes
+
+    def describe(self) -> str:
+        """Return what was wished for, in words."""
+        return ", ".join(f"{name} {value}" for name, value in self.given.items()) or "nothing is set"
 
 
 class Voice(Protocol):
@@ -41,9 +75,47 @@ class Voice(Protocol):
         """Yield the next turn's text as it comes."""
         ...
 
+    def complete(self, prompt: str, wishes: Wishes) -> AsyncIterator[Piece]:
+        """Yield the continuation of a plain text."""
+        ...
+
     async def close(self) -> None:
         """Let go of everything."""
         ...
+
+
+def add_voice_flags(parser: argparse.ArgumentParser, *, temperature: float) -> None:
+    """Add the flags that say who answers, and how."""
+    parser.add_argument("--url", help="ask a running server instead, for example http://127.0.0.1:8000")
+    parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="instruction before the conversation")
+    parser.add_argument("--max-tokens", type=int, help="longest answer in tokens (default: to the end of the context)")
+    parser.add_argument(
+        "--temperature", type=float, default=temperature, help="0 always takes the likeliest (default %(default)s)"
+    )
+    parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that have this much probability")
+    parser.add_argument("--top-k", type=int, help="draw from this many of the likeliest tokens")
+    # `--seed` is the engine's: of dummy weights there, of the draws here.
+    parser.add_argument("--stats", action="store_true", help="print tokens and seconds after an answer")
+
+
+def wishes_of(parsed: Any) -> Wishes:
+    """Return how a command line wants answers; raises InvalidRequestError naming what is out of range."""
+    wishes = Wishes(
+        max_tokens=parsed.max_tokens,
+        temperature=parsed.temperature,
+        top_p=parsed.top_p,
+        top_k=parsed.top_k,
+        seed=given_options(parsed).get("seed"),
+    )
+    wishes.params()
+    return wishes
+
+
+async def open_voice(parsed: Any) -> Voice:
+    """Return who answers, by a command line: the server at --url, or an engine that is started and loaded here."""
+    if parsed.url is not None:
+        return HttpVoice(parsed.url, given_options(parsed).get("model"))
+    return await EngineVoice.start(engine_config(parsed))
 
 
 class EngineVoice:
@@ -68,9 +140,8 @@ class EngineVoice:
             yield piece
 
     async def _generate(self, prompt: str | list[int], wishes: Wishes) -> AsyncIterator[Piece]:
-        params = SamplingParams(max_tokens=wishes.max_tokens, temperature=wishes.temperature)
         num_tokens = 0
-        async with await self._service.generate(prompt, params) as stream:
+        async with await self._service.generate(prompt, wishes.params()) as stream:
             async for output in stream:
                 choice = output.outputs[0]
                 num_tokens += len(choice.token_ids)
@@ -84,9 +155,9 @@ class EngineVoice:
 
 
 class HttpVoice:
-    """A server that speaks OpenAI's chat route. url: with or without /v1. model: None takes the server's first.
+    """A server that speaks OpenAI's routes. url: with or without /v1. model: None takes the server's first.
 
-    transport: how to reach it, for tests.
+    transport: how to reach it, for tests. A key is taken from OCTAVO_API_KEY.
     """
 
     def __init__(
@@ -94,14 +165,25 @@ class HttpVoice:
     ) -> None:
         self._base = url.rstrip("/").removesuffix("/v1")
         self._model = model
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(10.0, read=None), transport=transport)
+        key = read_env().api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(10.0, read=None)
+        self._http = httpx.AsyncClient(timeout=timeout, transport=transport, headers=headers)
 
     async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncIterator[Piece]:
         """Yield the next turn's text as it comes; the last piece is empty and has the number of tokens."""
-        body: dict[str, Any] = {"model": self._model, "messages": list(turns), "temperature": wishes.temperature}
-        body |= {"max_tokens": wishes.max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+        async for piece in self._stream("/v1/chat/completions", {"messages": list(turns)}, wishes):
+            yield piece
+
+    async def complete(self, prompt: str, wishes: Wishes) -> AsyncIterator[Piece]:
+        """Yield the continuation of a plain text, in the same way."""
+        async for piece in self._stream("/v1/completions", {"prompt": prompt}, wishes):
+            yield piece
+
+    async def _stream(self, route: str, body: dict[str, Any], wishes: Wishes) -> AsyncIterator[Piece]:
+        body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}, **wishes.given}
         try:
-            async with self._http.stream("POST", f"{self._base}/v1/chat/completions", json=body) as response:
+            async with self._http.stream("POST", self._base + route, json=body) as response:
                 if response.status_code != 200:
                     raise GenerationError(_error_text(await response.aread(), response.status_code))
                 async for line in response.aiter_lines():
@@ -120,11 +202,12 @@ def _pieces(chunk: dict[str, Any]) -> list[Piece]:
     """Return the text in one chunk of a stream; raises GenerationError for an error event."""
     if "error" in chunk:
         raise GenerationError(chunk["error"]["message"])
-    pieces = [Piece(text=choice["delta"].get("content") or "") for choice in chunk["choices"]]
+    texts = [choice["delta"].get("content") if "delta" in choice else choice["text"] for choice in chunk["choices"]]
+    pieces = [Piece(text=text) for text in texts if text]
     usage = chunk.get("usage")
     if usage:
         pieces.append(Piece(text="", num_tokens=usage["completion_tokens"]))
-    return [piece for piece in pieces if piece.text or piece.num_tokens is not None]
+    return pieces
 
 
 def _error_text(body: bytes, status: int) -> str:

@@ -7,14 +7,24 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.base.errors import ConfigError
+from octavo.base.logging import get_logger
 from octavo.base.naming import unknown_name
 from octavo.config.cache import CacheConfig
+from octavo.config.foreign import FOREIGN
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 
 # Other spellings of options that scripts in the wild use.
-ALIASES = {"kv_cache_memory_bytes": "kv_cache_memory", "num_gpu_blocks_override": "num_pages"}
+ALIASES = {
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "num_gpu_blocks_override": "num_pages",
+    "device_memory_utilization": "gpu_memory_utilization",
+}
+# Other spellings of values.
+SPELLINGS = {"dtype": {"half": "float16", "float": "float32"}}
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +38,10 @@ class EngineConfig:
 
     @staticmethod
     def from_options(options: Mapping[str, Any]) -> EngineConfig:
-        """Build from flat options (`max_model_len=…`); raises ConfigError for an unknown name or a value out of range."""
+        """Build from flat options (`max_model_len=…`); raises ConfigError for an unknown name or a value out of range.
+
+        Options of vLLM's that Octavo has not are noted in the log, or refused with the reason (`octavo.config.foreign`).
+        """
         concerns: dict[str, Any] = {
             "model": ModelConfig,
             "cache": CacheConfig,
@@ -39,7 +52,15 @@ class EngineConfig:
         split: dict[str, dict[str, Any]] = {concern: {} for concern in concerns}
         for given, value in options.items():
             name = ALIASES.get(given, given)
-            if name not in homes:
+            if name in homes:
+                split[homes[name]][name] = spelled(name, value)
+            elif name in FOREIGN:
+                _log.warning("%s", FOREIGN[name].check(value))
+            else:
                 raise ConfigError(unknown_name("engine option", given, [*homes, *ALIASES]), field=given)
-            split[homes[name]][name] = value
         return EngineConfig(**{concern: cls(**split[concern]) for concern, cls in concerns.items()})
+
+
+def spelled(name: str, value: Any) -> Any:
+    """Return a value as the option calls it."""
+    return SPELLINGS.get(name, {}).get(value, value) if isinstance(value, str) else value

@@ -1,7 +1,8 @@
 """Command-line flags and the flags page, both generated from the option records: a flag is one dataclass field.
 
 `--max-model-len` and `--max_model_len` are the same flag. Whole numbers may end in k, m, g (1000s) or K, M, G, KiB,
-MiB, GiB (1024s).
+MiB, GiB (1024s); `auto` is the value of an option that was not given. Several values may also be a JSON list. A `--config`
+file holds flags, and those of the command line go before it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from typing import Any, NoReturn
 
+from octavo.base.errors import ConfigError
+from octavo.base.logging import get_logger
 from octavo.base.naming import nearest
 from octavo.config.cache import CacheConfig
-from octavo.config.engine import ALIASES, EngineConfig
+from octavo.config.engine import ALIASES, EngineConfig, spelled
+from octavo.config.foreign import FOREIGN, SHORT
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
@@ -38,6 +42,9 @@ _UNITS = {
     "GiB": 2**30,
 }
 _WHOLE = re.compile(r"(-?\d+)(k|m|g|KiB|MiB|GiB|K|M|G|)")
+
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +80,8 @@ class Flag:
         """The default, for people."""
         if self.default is None or self.default == ():
             return "none"
+        if self.many:
+            return " ".join(self.default)
         if self.kind is bool:
             return "on" if self.default else "off"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
@@ -85,6 +94,11 @@ class Flag:
         if self.low is not None:
             return f"at least {self.low:.10g}"
         return "" if self.high is None else f"at most {self.high:.10g}"
+
+
+def own_flags() -> frozenset[str]:
+    """Return the names of all options, the server's too."""
+    return frozenset(flag.name for flag in _all_flags((*_ENGINE_RECORDS, *_SERVE_RECORDS)))
 
 
 def flags_of(record: type[Any]) -> tuple[Flag, ...]:
@@ -131,7 +145,16 @@ class FlagParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse as argparse does, with underscores in flag names read as dashes."""
         assert args is not None, "the command line is handed over explicitly"
-        return super().parse_known_args(list(_dashed(args)), namespace)
+        return super().parse_known_args([*self._from_file(args), *_dashed(args)], namespace)
+
+    def _from_file(self, args: Sequence[str]) -> list[str]:
+        """Return the flags of the --config file, if one is given."""
+        if "--config" not in self._option_string_actions:
+            return []
+        finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        finder.add_argument("--config")
+        path = finder.parse_known_args(list(args))[0].config
+        return [] if path is None else file_arguments(path)
 
     def error(self, message: str) -> NoReturn:
         """End the program with status 2 and one line that says what is wrong."""
@@ -141,7 +164,10 @@ class FlagParser(argparse.ArgumentParser):
         name = given.split("=")[0]
         if not name.startswith("-"):
             self.error(f"unexpected argument {given!r}")
-        guess = nearest(name, [flag for flag in self._option_string_actions if flag.startswith("--")])
+        known = self._option_string_actions.items()
+        guess = nearest(
+            name, [flag for flag, action in known if flag.startswith("--") and not isinstance(action, _Noted)]
+        )
         self.error(f"unknown flag {name}" + (f"; did you mean {guess}?" if guess else ""))
 
 
@@ -163,7 +189,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of EngineConfig, one group per concern. Flags not given leave no attribute behind."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file of flags, such as `max-model-len: 8k`; flags go before it"
+    )
     _add(parser, _ENGINE_RECORDS)
+    _add_foreign(parser)
     for alias in ALIASES:
         original = next(flag for flag in _all_flags(_ENGINE_RECORDS) if flag.name == ALIASES[alias])
         parser.add_argument(
@@ -171,9 +201,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def add_serve_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ServeConfig."""
-    _add(parser, _SERVE_RECORDS)
+def add_serve_flags(parser: argparse.ArgumentParser, names: Sequence[str] | None = None) -> None:
+    """Add the flags of ServeConfig, or those of these names."""
+    _add(parser, _SERVE_RECORDS, names)
 
 
 def engine_config(parsed: argparse.Namespace) -> EngineConfig:
@@ -250,11 +280,12 @@ def _given(parsed: argparse.Namespace, records: Sequence[type[Any]]) -> dict[str
     return {name: value for name, value in vars(parsed).items() if name in names}
 
 
-def _add(parser: argparse.ArgumentParser, records: Sequence[type[Any]]) -> None:
+def _add(parser: argparse.ArgumentParser, records: Sequence[type[Any]], names: Sequence[str] | None = None) -> None:
     for record in records:
         group = parser.add_argument_group(_title(record))
         for flag in flags_of(record):
-            _add_flag(group, flag)
+            if names is None or flag.name in names:
+                _add_flag(group, flag)
 
 
 def _add_flag(group: Any, flag: Flag) -> None:
@@ -283,11 +314,72 @@ class _Values(argparse.Action):
     """Keeps several values as a tuple, as the records do."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, tuple(values))
+        setattr(namespace, self.dest, tuple(one for value in values for one in self._listed(value)))
+
+    def _listed(self, value: str) -> list[str]:
+        if not value.startswith("["):
+            return [value]
+        try:
+            given = json.loads(value)
+        except ValueError:
+            given = None
+        if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+            raise argparse.ArgumentError(self, f"must be texts, or a JSON list of them, not {value!r}")
+        return given
+
+
+class _Noted(argparse.Action):
+    """Says what becomes of an option of vLLM's."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        on = not str(option_string).startswith("--no-")
+        _log.warning("%s", FOREIGN[self.dest].check(on if self.nargs == 0 else values))
+
+
+def _add_foreign(parser: argparse.ArgumentParser) -> None:
+    """Take the options of vLLM's that are none of ours; they are in no help, but on a page of their own."""
+    own = own_flags()
+    for row in FOREIGN.values():
+        if row.name not in own:
+            shorts = [short for short, name in SHORT.items() if name == row.name]
+            # A command may have given a letter another meaning.
+            names = [_spell(row.name), *(short for short in shorts if short not in parser._option_string_actions)]
+            if row.takes == "nothing":
+                names.append(_spell("no_" + row.name))
+            nargs: Any = {"nothing": 0, "one": None, "many": "+"}[row.takes]
+            parser.add_argument(
+                *names, dest=row.name, action=_Noted, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
 
 
 def _reader(flag: Flag) -> Any:
-    return {int: _whole_number, float: _number, str: str, dict: _json_object}[flag.kind]
+    read = {int: _whole_number, float: _number, str: str, dict: _json_object}[flag.kind]
+
+    def read_value(text: str) -> Any:
+        return None if flag.optional and text == "auto" else spelled(flag.name, read(text))
+
+    return read_value
+
+
+def file_arguments(path: str) -> list[str]:
+    """Return the command line that a YAML file of flags stands for; raises ConfigError saying what is wrong with it."""
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            given = yaml.safe_load(file)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", field="config") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path} must hold flags and their values, such as `max-model-len: 8k`", field="config")
+    arguments: list[str] = []
+    for name, value in given.items():
+        flag = _spell(str(name))
+        if isinstance(value, bool):
+            arguments.append(flag if value else _spell(f"no_{name}"))
+        elif value is not None:
+            arguments.append(f"{flag}={json.dumps(value) if isinstance(value, (dict, list)) else value}")
+    return arguments
 
 
 def _whole_number(text: str) -> int:

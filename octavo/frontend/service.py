@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from octavo.base.errors import QueueFullError, ShuttingDownError
+from octavo.base.errors import InvalidRequestError, QueueFullError, ShuttingDownError
 from octavo.engine.client import EngineClient
 from octavo.engine.streams import Inbox
 from octavo.frontend.collect import Collector, OutputKind
@@ -188,6 +188,20 @@ class TextService:
         # Never on the loop: how long a template takes does not follow from the length of the chat.
         return await asyncio.get_running_loop().run_in_executor(self._threads, render)
 
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text. Raises InvalidRequestError without a tokenizer, or for what is not Unicode."""
+        encode = functools.partial(self._tokenizer_for("prompt").encode, text, add_special_tokens=add_special_tokens)
+        return await self._run(encode, len(text))
+
+    async def detokenize(self, ids: list[int]) -> str:
+        """Return the text of ids, special tokens included. Raises InvalidRequestError for an id that is none."""
+        tokenizer = self._tokenizer_for("tokens")
+        for token in ids:
+            if not 0 <= token < tokenizer.vocab_size:
+                last = tokenizer.vocab_size - 1
+                raise InvalidRequestError(f"token id {token} is not in the vocabulary, 0 to {last}", field="tokens")
+        return await self._run(functools.partial(tokenizer.decode, ids, skip_special_tokens=False), len(ids))
+
     def stats(self) -> EngineStats | None:
         """Return the engine's latest gauges and totals; None until it is loaded."""
         return self._client.stats
@@ -252,6 +266,11 @@ class TextService:
             raise ShuttingDownError("the server is shutting down and takes no new requests")
         if self._max_queued and self._num_waiting() >= self._max_queued:
             raise QueueFullError(f"{self._max_queued} requests are waiting already; try again later")
+
+    def _tokenizer_for(self, field: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequestError("there is no tokenizer: texts cannot be read or written", field=field)
+        return self.tokenizer
 
     def _num_waiting(self) -> int:
         """Requests that the engine has not begun with."""

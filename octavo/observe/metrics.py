@@ -7,8 +7,9 @@ tokens, so the token counters equal the `usage` that clients were told.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -21,6 +22,7 @@ from octavo.protocol.output import EngineStats, FinishReason
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5)
+_CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -48,39 +50,59 @@ class Histogram:
         return metric
 
 
+# Name -> help and bounds of every histogram; each is an attribute of ServerMetrics.
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("Arrival of a request to its first token.", _LATENCY),
+    "inter_token_latency_seconds": ("Time between tokens of one choice.", _LATENCY),
+    "request_time_per_output_token_seconds": ("Mean time of a request's tokens after its first.", _LATENCY),
+    "e2e_request_latency_seconds": ("Arrival of a request to its last token.", _DURATION),
+    "request_queue_time_seconds": ("Arrival of a request to its first step.", _LATENCY),
+    "request_inference_time_seconds": ("First step of a request to its last token.", _DURATION),
+    "request_prefill_time_seconds": ("First step of a request to its first token.", _DURATION),
+    "request_decode_time_seconds": ("First token of a request to its last.", _DURATION),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens of a request that were not in the cache.", _TOKENS),
+    "request_generation_tokens": ("Tokens generated for a request, all choices.", _TOKENS),
+    "request_max_num_generation_tokens": ("Tokens of a request's longest choice.", _TOKENS),
+    "request_params_n": ("Choices that a request asked for.", _CHOICES),
+    "request_params_max_tokens": ("Longest answer that a request asked for, where it did.", _TOKENS),
+}
+# Prefix of names -> labels besides the model's name.
+_PREFIXES: dict[str, dict[str, str]] = {"octavo": {}, "vllm": {"engine": "0"}}
+
+
 class ServerMetrics(Collector):
     """All metrics of one server and its engine. One thread only.
 
-    stats: returns the engine's latest totals, None until it is loaded. prefix: in front of every name.
+    stats: returns the engine's latest totals, None until it is loaded. names: first part of every name, "octavo", "vllm" or
+    "both".
     """
 
-    def __init__(self, model_name: str, stats: Callable[[], EngineStats | None], *, prefix: str = "octavo:") -> None:
-        self._labels = {"model_name": model_name}
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats | None], *, names: str = "octavo") -> None:
+        self._model_name = model_name
         self._stats = stats
-        self._prefix = prefix
-        self.time_to_first_token = Histogram(
-            "time_to_first_token_seconds", "Arrival of a request to its first token.", _LATENCY
-        )
-        self.inter_token_latency = Histogram(
-            "inter_token_latency_seconds", "Time between tokens of one choice.", _LATENCY
-        )
-        self.request_latency = Histogram(
-            "e2e_request_latency_seconds", "Arrival of a request to its last token.", _DURATION
-        )
-        self.queue_time = Histogram("request_queue_time_seconds", "Arrival of a request to its first step.", _LATENCY)
-        self.request_prompt_tokens = Histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self.request_generation_tokens = Histogram(
-            "request_generation_tokens", "Tokens generated for a request, all choices.", _TOKENS
-        )
+        self._names = tuple(_PREFIXES) if names == "both" else (names,)
+        self._histograms = {name: Histogram(name, *described) for name, described in _HISTOGRAMS.items()}
         self._prompt_tokens = 0
+        self._cached_tokens = 0
         self._generation_tokens = 0
+        self._rejected = 0
         self._finished = dict.fromkeys(_REASONS, 0)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def count_prompt(self, num_tokens: int) -> None:
-        """Count a prompt that has been computed."""
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        """Count a value in a histogram, `times` times."""
+        self._histograms[name].observe(value, times)
+
+    def count_prompt(self, num_tokens: int, num_cached: int) -> None:
+        """Count a prompt whose output began. num_cached: tokens of it that were found in the cache."""
         self._prompt_tokens += num_tokens
+        self._cached_tokens += num_cached
+
+    def count_rejected(self) -> None:
+        """Count a request that the full queue did not take."""
+        self._rejected += 1
 
     def count_generated(self, num_tokens: int) -> None:
         """Count tokens handed out."""
@@ -97,62 +119,121 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric as it stands now; called by the registry."""
         stats = self._stats() or EngineStats()
-        yield from self._engine_gauges(stats)
-        yield from self._engine_totals(stats)
-        yield self._counter("prompt_tokens", "Prompt tokens of requests whose output began.", self._prompt_tokens)
-        yield self._counter("generation_tokens", "Tokens handed out to clients.", self._generation_tokens)
-        finished = CounterMetricFamily(
-            self._prefix + "request_success",
-            "Choices that ended, by reason.",
-            labels=[*self._labels, "finished_reason"],
-        )
-        for reason, count in self._finished.items():
-            finished.add_metric([*self._labels.values(), reason], count)
-        yield finished
-        for histogram in (
-            self.time_to_first_token,
-            self.inter_token_latency,
-            self.request_latency,
-            self.queue_time,
-            self.request_prompt_tokens,
-            self.request_generation_tokens,
-        ):
-            yield histogram.family(self._prefix, self._labels)
+        for name in self._names:
+            page = _Page(f"{name}:", {"model_name": self._model_name, **_PREFIXES[name]})
+            yield from _engine_gauges(page, stats)
+            yield from _engine_totals(page, stats)
+            yield from self._front_totals(page)
+            for histogram in self._histograms.values():
+                yield histogram.family(page.prefix, page.labels)
 
-    def _engine_gauges(self, stats: EngineStats) -> Iterator[Metric]:
-        yield self._gauge("num_requests_running", "Sequences that hold a slot.", stats.num_running)
-        yield self._gauge("num_requests_waiting", "Sequences that wait for a slot.", stats.num_waiting)
-        yield self._gauge("num_slots", "Slots in all.", stats.num_slots)
-        yield self._gauge("num_slots_used", "Slots in use.", stats.used_slots)
-        share = stats.used_pages / stats.num_pages if stats.num_pages else 0.0
-        yield self._gauge("kv_cache_usage_perc", "Pages held by running sequences; 1 is all.", share)
-        yield self._gauge("num_pages", "Pages in all.", stats.num_pages)
-        pages = GaugeMetricFamily(
-            self._prefix + "pool_pages", "Pages of the pool, by state.", labels=[*self._labels, "state"]
-        )
-        counts = {"free": stats.free_pages, "cached": stats.cached_pages}
-        counts |= {"used": stats.used_pages, "pending": stats.pending_pages}
-        for state, count in counts.items():
-            pages.add_metric([*self._labels.values(), state], count)
-        yield pages
+    def _front_totals(self, page: _Page) -> Iterator[Metric]:
+        cached, computed = self._cached_tokens, self._prompt_tokens - self._cached_tokens
+        yield page.counter("prompt_tokens", "Prompt tokens of requests whose output began.", self._prompt_tokens)
+        yield page.counter("prompt_tokens_cached", "Those of them that were found in the cache.", cached)
+        sources = {"local_compute": computed, "local_cache_hit": cached}
+        yield page.counters("prompt_tokens_by_source", "Prompt tokens, by where they came from.", "source", sources)
+        yield page.counter("generation_tokens", "Tokens handed out to clients.", self._generation_tokens)
+        yield page.counters("request_success", "Choices that ended, by reason.", "finished_reason", self._finished)
+        rejected = {"queue_full": self._rejected}
+        yield page.counters("admission_rejections", "Requests that were not taken.", "reason", rejected)
 
-    def _engine_totals(self, stats: EngineStats) -> Iterator[Metric]:
-        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries)
-        yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
-        yield self._counter(
-            "num_preemptions", "Sequences that lost their pages and start again.", stats.num_preemptions
-        )
-        yield self._counter(
-            "corrupted_requests", "Sequences that ended because their numbers broke.", stats.failed_rows
-        )
-        yield self._counter("engine_steps", "Steps of the engine.", stats.num_steps)
 
-    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
-        metric = GaugeMetricFamily(self._prefix + name, help_text, labels=list(self._labels))
-        metric.add_metric(list(self._labels.values()), value)
+class _Page:
+    """Makes families under one prefix, with the labels that all have."""
+
+    def __init__(self, prefix: str, labels: dict[str, str]) -> None:
+        self.prefix = prefix
+        self.labels = labels
+
+    def gauge(self, name: str, help_text: str, value: float) -> Metric:
+        metric = GaugeMetricFamily(self.prefix + name, help_text, labels=list(self.labels))
+        metric.add_metric(list(self.labels.values()), value)
         return metric
 
-    def _counter(self, name: str, help_text: str, value: float) -> Metric:
-        metric = CounterMetricFamily(self._prefix + name, help_text, labels=list(self._labels))
-        metric.add_metric(list(self._labels.values()), value)
+    def gauges(self, name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
+        metric = GaugeMetricFamily(self.prefix + name, help_text, labels=[*self.labels, label])
+        for one, value in values.items():
+            metric.add_metric([*self.labels.values(), one], value)
         return metric
+
+    def counter(self, name: str, help_text: str, value: float) -> Metric:
+        metric = CounterMetricFamily(self.prefix + name, help_text, labels=list(self.labels))
+        metric.add_metric(list(self.labels.values()), value)
+        return metric
+
+    def counters(self, name: str, help_text: str, label: str, values: Mapping[Any, float]) -> Metric:
+        metric = CounterMetricFamily(self.prefix + name, help_text, labels=[*self.labels, label])
+        for one, value in values.items():
+            metric.add_metric([*self.labels.values(), one], value)
+        return metric
+
+
+def _engine_gauges(page: _Page, stats: EngineStats) -> Iterator[Metric]:
+    yield page.gauge("num_requests_running", "Sequences that hold a slot.", stats.num_running)
+    yield page.gauge("num_requests_waiting", "Sequences that wait for a slot.", stats.num_waiting)
+    waiting = {"capacity": stats.num_waiting}
+    yield page.gauges("num_requests_waiting_by_reason", "Sequences that wait, by what for.", "reason", waiting)
+    yield page.gauge("num_slots", "Slots in all.", stats.num_slots)
+    yield page.gauge("num_slots_used", "Slots in use.", stats.used_slots)
+    share = stats.used_pages / stats.num_pages if stats.num_pages else 0.0
+    yield page.gauge("kv_cache_usage_perc", "Pages held by running sequences; 1 is all.", share)
+    yield page.gauge("num_pages", "Pages in all.", stats.num_pages)
+    states = {"free": stats.free_pages, "cached": stats.cached_pages}
+    states |= {"used": stats.used_pages, "pending": stats.pending_pages}
+    yield page.gauges("pool_pages", "Pages of the pool, by state.", "state", states)
+
+
+def _engine_totals(page: _Page, stats: EngineStats) -> Iterator[Metric]:
+    yield page.counter("prefix_cache_queries", "Prompt tokens looked up in the cache.", stats.prefix_queries)
+    yield page.counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.prefix_hits)
+    yield page.counter("num_preemptions", "Sequences that lost their pages and start again.", stats.num_preemptions)
+    yield page.counter("corrupted_requests", "Sequences that ended because their numbers broke.", stats.failed_rows)
+    yield page.counter("engine_steps", "Steps of the engine.", stats.num_steps)
+
+
+# Metrics of vLLM's that are not given, and why.
+ABSENT = {
+    "num_requests_kv_fetch_by_stage": "there are no connectors",
+    "engine_sleep_state": "there is no sleep",
+    "lora_requests_info": "there are no adapters",
+    "cache_config_info": "num_pages and the log have its figures",
+    "external_prefix_cache_queries": "there are no connectors",
+    "external_prefix_cache_hits": "there are no connectors",
+    "mm_cache_queries": "only text is taken",
+    "mm_cache_hits": "only text is taken",
+    "prompt_tokens_cached_by_source": "the one source is the prefix cache: prompt_tokens_cached",
+    "watermark_requests": "answers are not marked",
+    "iteration_tokens_total": "the engine tells totals, not each step: rate(generation_tokens) / rate(engine_steps)",
+    "request_num_preemptions": "preemptions are counted for the engine: num_preemptions",
+    "kv_block_lifetime_seconds": "pages carry no times",
+    "kv_block_idle_before_evict_seconds": "pages carry no times",
+    "kv_block_reuse_gap_seconds": "pages carry no times",
+    "spec_decode_*": "there are no drafts",
+    "diffusion_*": "there are no such models",
+    "estimated_*_per_gpu_total": "nothing is estimated",
+    "kv_offload_*": "pages stay on their device",
+    "nixl_*, mooncake_*, hf3fs_*, hisparse_*, simple_kv_offload_*": "there are no connectors",
+    "rl_weight_*, sleep_mode_*": "there is no such control",
+    "tool_call_parser_invocations_total": "there are no tool calls",
+    "websocket_*": "there is no such route",
+}
+
+
+def render_markdown() -> str:
+    """Return the page docs/metrics.md: every metric, and those of vLLM's that are not given."""
+    lines = ["# Metrics", "", *_PREFACE, "", "| Metric | Type | Meaning |", "|---|---|---|"]
+    for family in ServerMetrics("", lambda: None).collect():
+        name = family.name.removeprefix("octavo:") + ("_total" if family.type == "counter" else "")
+        lines.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    lines += ["", "## Of vLLM's metrics, not given", "", "| Metric | Why |", "|---|---|"]
+    lines += [f"| `{name}` | {why} |" for name, why in ABSENT.items()]
+    return "\n".join([*lines, ""])
+
+
+_PREFACE = (
+    "Generated by `octavo.observe.metrics.render_markdown`; a test compares. `GET /metrics` gives them in Prometheus' text",
+    "format, each name with `octavo:` in front and the label `model_name`. With `--metrics-names vllm` the prefix is `vllm:`",
+    'and there is a label `engine="0"`, as dashboards made for vLLM expect; `both` gives every metric twice. Token counters',
+    "equal the `usage` that clients were told.",
+)

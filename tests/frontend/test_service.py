@@ -280,6 +280,23 @@ def test_the_cache_can_be_reset_and_a_refusal_is_told():
     asyncio.run(run())
 
 
+def test_texts_become_ids_and_ids_texts():
+    async def run() -> None:
+        async with running_service() as (service, _):
+            text = "é" * 5000
+            assert await service.tokenize(text) == list(text.encode())
+            assert await service.detokenize([0x61, *text.encode(), 257]) == "a" + text + "</s>"
+            for wrong in ([-1], [0, service.tokenizer.vocab_size]):
+                with pytest.raises(InvalidRequestError, match="is not in the vocabulary, 0 to 258") as caught:
+                    await service.detokenize(wrong)
+                assert caught.value.field == "tokens"
+            service.tokenizer = None
+            with pytest.raises(InvalidRequestError, match="there is no tokenizer"):
+                await service.tokenize("a")
+
+    asyncio.run(run())
+
+
 def test_chat_prompts_and_templates():
     async def run() -> None:
         async with running_service() as (service, _):

@@ -23,6 +23,9 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return ([1] if add_special_tokens else []) + [256 + ord(character) % 700 for character in text]
 
+    def token_text(self, token: int) -> str:
+        return WORDS[token % len(WORDS)]
+
     def token_bytes(self, token: int) -> bytes:
         return WORDS[token % len(WORDS)].encode()
 
@@ -153,6 +156,14 @@ class FakeService(TextService):
         contents = [message["content"] for message in messages]
         text = "".join(c if isinstance(c, str) else "".join(part["text"] for part in c) for c in contents)
         return [*self.words.encode(text, add_special_tokens=False), 2]
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self.words.encode(text, add_special_tokens=add_special_tokens)
+
+    async def detokenize(self, ids: list[int]) -> str:
+        if any(not 0 <= token < VOCAB for token in ids):
+            raise InvalidRequestError("tokens: not in the vocabulary", field="tokens")
+        return "".join(map(self.words.token_text, ids))
 
     def stats(self) -> EngineStats | None:
         return self.figures

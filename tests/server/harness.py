@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+import logging
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 
 from octavo.config.serve import ServeConfig
@@ -44,6 +46,17 @@ async def loopback(service: FakeService, config: ServeConfig) -> AsyncGenerator[
     finally:
         server.should_exit = True
         await task
+
+
+@contextlib.contextmanager
+def logged_lines(caplog: pytest.LogCaptureFixture) -> Generator[None]:
+    """Let caplog hear Octavo's own loggers, which hand nothing up."""
+    logger = logging.getLogger("octavo")
+    logger.addHandler(caplog.handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(caplog.handler)
 
 
 def events_of(text: str) -> list[str]:

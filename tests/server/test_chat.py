@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -52,7 +53,23 @@ def test_messages_reach_the_template_as_sent(service: FakeService, config: Serve
     run(_ask(service, config, messages=messages, chat_template_kwargs=kwargs, add_generation_prompt=False))
     assert service.conversations == [(messages, {"add_generation_prompt": False, "template_kwargs": kwargs})]
     run(_ask(service, config))
-    assert service.conversations[1][1] == {"add_generation_prompt": True, "template_kwargs": None}
+    assert service.conversations[1][1] == {"add_generation_prompt": True, "template_kwargs": {}}
+    own = dataclasses.replace(config, default_chat_template_kwargs={"enable_thinking": True, "date": "today"})
+    run(_ask(service, own, chat_template_kwargs=kwargs))
+    assert service.conversations[2][1]["template_kwargs"] == {"enable_thinking": False, "date": "today"}
+
+
+def test_usage_is_told_all_along_and_at_the_end(service: FakeService, config: ServeConfig) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = run(_ask(service, config, stream=True, max_tokens=3, stream_options=options))[:-1]
+    usages = [json.loads(event)["usage"]["completion_tokens"] for event in events]
+    # The role's chunk comes with the first token, the reason of the end with the last.
+    assert usages == [1, 1, 2, 3, 3, 3]
+    alone = run(_ask(service, config, stream=True, stream_options={"continuous_usage_stats": True}))
+    assert all("usage" not in json.loads(event) for event in alone[:-1])
+    forced = dataclasses.replace(config, enable_force_include_usage=True)
+    last = json.loads(run(_ask(service, forced, stream=True, max_tokens=3))[-2])
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
 
 
 @pytest.mark.parametrize(

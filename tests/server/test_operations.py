@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import itertools
+import time
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo import __version__
 from octavo.config.serve import ServeConfig
+from octavo.frontend.server.activity import Activity, log_activity
 from octavo.observe.metrics import Histogram, ServerMetrics
 from octavo.protocol.output import EngineStats
 from tests.server.fake_service import MAX_MODEL_LEN, FakeService
-from tests.server.harness import CHAT, TEXT, client, run, samples
+from tests.server.harness import CHAT, TEXT, client, logged_lines, run, samples
 
 LABEL = '{model_name="tiny"}'
 
@@ -115,16 +121,133 @@ def test_counters_equal_what_clients_were_told(service: FakeService, config: Ser
 def test_names_and_types_of_all_families(service: FakeService, config: ServeConfig) -> None:
     (page,) = run(_get(service, config, "/metrics"))
     kinds = {family.name: family.type for family in text_string_to_metric_families(page.text)}
-    gauges = (
-        "num_requests_running num_requests_waiting num_slots num_slots_used kv_cache_usage_perc num_pages pool_pages"
-    )
+    gauges = "num_requests_running num_requests_waiting num_requests_waiting_by_reason num_slots num_slots_used"
+    gauges += " kv_cache_usage_perc num_pages pool_pages"
     counters = "prefix_cache_queries prefix_cache_hits num_preemptions corrupted_requests engine_steps prompt_tokens"
-    counters += " generation_tokens request_success"
+    counters += " prompt_tokens_cached prompt_tokens_by_source generation_tokens request_success admission_rejections"
     histograms = "time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds"
     histograms += " request_queue_time_seconds request_prompt_tokens request_generation_tokens"
+    histograms += " request_time_per_output_token_seconds request_inference_time_seconds request_prefill_time_seconds"
+    histograms += " request_decode_time_seconds request_prefill_kv_computed_tokens request_max_num_generation_tokens"
+    histograms += " request_params_n request_params_max_tokens"
     expected = {f"octavo:{name}": kind for kind, names in
                 (("gauge", gauges), ("counter", counters), ("histogram", histograms)) for name in names.split()}  # fmt: skip
     assert kinds == expected
+
+
+def test_names_of_vllm_for_existing_dashboards(service: FakeService, config: ServeConfig) -> None:
+    (plain,) = run(_get(service, config, "/metrics"))
+    names = {name.split("{")[0].removeprefix("octavo:") for name in samples(plain.text)}
+    (page,) = run(_get(service, dataclasses.replace(config, metrics_names="vllm"), "/metrics"))
+    shown = samples(page.text)
+    assert {name.split("{")[0].removeprefix("vllm:") for name in shown} == names
+    assert shown['vllm:generation_tokens_total{engine="0",model_name="tiny"}'] == 0
+    (both,) = run(_get(service, dataclasses.replace(config, metrics_names="both"), "/metrics"))
+    assert set(samples(both.text)) == set(samples(plain.text)) | set(shown)
+
+
+def test_where_prompt_tokens_came_from_and_what_was_asked_for(service: FakeService, config: ServeConfig) -> None:
+    service.num_cached = 2
+
+    async def ask() -> str:
+        async with client(service, config) as http:
+            await http.post("/v1/completions", json={**TEXT, "max_tokens": 5, "n": 3})
+            service.queue_full = True
+            assert (await http.post("/v1/completions", json=TEXT)).status_code == 429
+            return (await http.get("/metrics")).text
+
+    shown = samples(run(ask()))
+    sources = {s: shown[f'octavo:prompt_tokens_by_source_total{{model_name="tiny",source="{s}"}}'] for s in
+               ("local_compute", "local_cache_hit")}  # fmt: skip
+    assert sources == {"local_compute": 1, "local_cache_hit": 2}
+    assert shown["octavo:prompt_tokens_cached_total" + LABEL] == 2
+    assert shown['octavo:admission_rejections_total{model_name="tiny",reason="queue_full"}'] == 1
+    sums = {"request_params_n": 3, "request_params_max_tokens": 5, "request_max_num_generation_tokens": 5}
+    sums |= {"request_prefill_kv_computed_tokens": 1, "request_generation_tokens": 15}
+    assert {name: shown[f"octavo:{name}_sum{LABEL}"] for name in sums} == sums
+    spent = {n: shown[f"octavo:{n}_seconds_sum{LABEL}"] for n in ("request_prefill_time", "request_decode_time")}
+    whole = shown["octavo:request_inference_time_seconds_sum" + LABEL]
+    assert whole == pytest.approx(sum(spent.values()))
+    per_token = shown["octavo:request_time_per_output_token_seconds_sum" + LABEL]
+    assert per_token == pytest.approx(spent["request_decode_time"] / 4)
+
+
+def test_what_the_server_does_is_a_line_now_and_then() -> None:
+    figures = EngineStats()
+    activity = Activity(lambda: figures)
+    start = time.monotonic()
+    assert activity.line(start + 1) is None
+    figures = EngineStats(
+        num_running=3, num_waiting=2, num_pages=40, used_pages=10, prefix_queries=200, prefix_hits=50,
+        prompt_tokens=1000, generated_tokens=50, num_steps=7,
+    )  # fmt: skip
+    assert activity.line(start + 11) == (
+        "3 running, 2 waiting, cache 25% used; 100.0 prompt and 5.0 output tokens/s, 25% of prompts cached"
+    )
+    figures = EngineStats(num_pages=40, prompt_tokens=1000, generated_tokens=90, num_steps=9, prefix_queries=200)
+    assert activity.line(start + 21) == "0 running, 0 waiting, cache 0% used; 0.0 prompt and 4.0 output tokens/s"
+    assert activity.line(start + 31) is None
+
+
+def test_the_line_is_logged_until_it_is_told_to_stop(caplog: pytest.LogCaptureFixture) -> None:
+    async def log() -> None:
+        steps = itertools.count(1)
+        task = asyncio.create_task(log_activity(Activity(lambda: EngineStats(num_steps=next(steps))), 0.01))
+        await asyncio.sleep(0.2)
+        task.cancel()
+
+    with logged_lines(caplog):
+        run(log())
+    assert caplog.messages.count("0 running, 0 waiting, cache 0% used; 0.0 prompt and 0.0 output tokens/s") >= 2
+
+
+def test_requests_are_logged_without_their_text(
+    service: FakeService, config: ServeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask(asked: ServeConfig) -> None:
+        async with client(service, asked) as http:
+            await http.post("/v1/completions", json=TEXT | {"prompt": ["Hi", "secret"]}, headers={"X-Request-Id": "r1"})
+
+    with logged_lines(caplog):
+        run(ask(config))
+        assert caplog.messages == []
+        run(ask(dataclasses.replace(config, enable_log_requests=True)))
+    assert caplog.messages == ["cmpl-r1: prompts of 3, 7 tokens, n 1, max_tokens 4"]
+
+
+def test_ping_and_load(service: FakeService, config: ServeConfig) -> None:
+    async def ask() -> list[Any]:
+        async with client(service, config) as http:
+            load = await http.get("/load")
+            waiting = asyncio.create_task(http.post("/v1/completions", json=TEXT))
+            while not service.open:
+                await asyncio.sleep(0.001)
+            busy = await http.get("/load")
+            await waiting
+            return [load, busy, await http.get("/ping"), await http.post("/ping")]
+
+    service.delay = 0.02
+    load, busy, got, posted = run(ask())
+    assert (load.json(), busy.json()) == ({"server_load": 0}, {"server_load": 1})
+    assert (got.status_code, posted.status_code) == (200, 200)
+
+
+def test_texts_to_ids_and_back(service: FakeService, config: ServeConfig) -> None:
+    async def ask(path: str, body: dict[str, Any]) -> Any:
+        async with client(service, config) as http:
+            return (await http.post(path, json=body)).json()
+
+    ids = service.words.encode("Hi")
+    answer = run(ask("/tokenize", {"model": "small", "prompt": "Hi", "return_token_strs": True}))
+    words = [service.words.token_text(token) for token in ids]
+    assert answer == {"count": 3, "max_model_len": MAX_MODEL_LEN, "tokens": ids, "token_strs": words}
+    assert run(ask("/tokenize", {"prompt": "Hi", "add_special_tokens": False}))["tokens"] == ids[1:]
+    assert run(ask("/tokenize", {"prompt": ""}))["tokens"] == [1]
+    chat = run(ask("/tokenize", {"messages": CHAT["messages"], "add_generation_prompt": False}))
+    assert chat["tokens"] == [*ids[1:], 2]
+    assert service.conversations[0][1]["add_generation_prompt"] is False
+    assert run(ask("/detokenize", {"tokens": [0, 1, 6]})) == {"prompt": "Ein Oktav 八"}
+    assert service.requests == []
 
 
 def test_histogram_buckets_count_up_to_their_bound() -> None:

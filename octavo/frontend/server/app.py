@@ -6,20 +6,25 @@ import time
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.base.env import read_env
 from octavo.base.errors import OctavoError
 from octavo.config.serve import ServeConfig
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import ClientGoneError
 from octavo.frontend.server.errors import on_defect, on_http_error, on_octavo_error
-from octavo.frontend.server.health import health, metrics, version
+from octavo.frontend.server.health import health, load, metrics, version
+from octavo.frontend.server.keys import ApiKeys
 from octavo.frontend.server.routes.admin import reset_prefix_cache
 from octavo.frontend.server.routes.chat import chat_completions
 from octavo.frontend.server.routes.completions import completions
 from octavo.frontend.server.routes.models import list_models, show_model
+from octavo.frontend.server.routes.tokens import detokenize, tokenize
 from octavo.frontend.service import TextService
 from octavo.observe.metrics import ServerMetrics
 
@@ -32,7 +37,11 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{model:path}", show_model, methods=["GET"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
         Route("/health", health, methods=["GET"]),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/load", load, methods=["GET"]),
         Route("/version", version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
@@ -43,16 +52,35 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
         ClientGoneError: _on_client_gone,
         Exception: on_defect,
     }
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers, middleware=_middleware(config))
     app.router.redirect_slashes = False
     app.state.context = ServerContext(
         service=service,
         config=config,
         model_names=names,
-        metrics=ServerMetrics(names[0], service.stats),
+        metrics=ServerMetrics(names[0], service.stats, names=config.metrics_names),
         created=int(time.time()),
     )
     return app
+
+
+def _middleware(config: ServeConfig) -> list[Middleware]:
+    """Return what stands in front of the routes, the outermost first: a browser asks for permission without a key."""
+    found: list[Middleware] = []
+    if config.allowed_origins:
+        pages = Middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+        )
+        found.append(pages)
+    own = read_env().api_key
+    keys = [*config.api_key, *([own] if own else [])]
+    if keys:
+        found.append(Middleware(ApiKeys, keys=keys))
+    return found
 
 
 async def _on_client_gone(_request: Request, _error: Exception) -> Response:

@@ -23,6 +23,13 @@ class BodyTooLargeError(OctavoError):
     kind = "invalid_request_error"
 
 
+class AuthenticationError(OctavoError):
+    """No key of the server's was sent."""
+
+    status = 401
+    kind = "authentication_error"
+
+
 def error_object(error: OctavoError) -> dict[str, Any]:
     """Return the error as the object that OpenAI's clients read."""
     return _shape(error.message, error.kind, error.field, _code(error))
@@ -35,6 +42,8 @@ def error_response(error: OctavoError) -> Response:
         headers["Retry-After"] = str(error.retry_after)
     elif error.status == 503:
         headers["Retry-After"] = "1"
+    elif error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return _response(error_object(error), error.status, headers)
 
 
@@ -72,6 +81,8 @@ def _shape(message: str, kind: str, param: str | None, code: str | None) -> dict
 def _code(error: OctavoError) -> str | None:
     if isinstance(error, UnsupportedError):
         return "unsupported_parameter"
+    if isinstance(error, AuthenticationError):
+        return "invalid_api_key"
     return "model_not_found" if isinstance(error, NotFoundError) and error.field == "model" else None
 
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from octavo.base.errors import GenerationError, InvalidRequestError, OctavoError, ShuttingDownError
+from octavo.base.errors import GenerationError, InvalidRequestError, OctavoError, QueueFullError, ShuttingDownError
+from octavo.base.logging import get_logger
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.service import RequestStream
 from octavo.observe.metrics import ServerMetrics
@@ -19,19 +20,19 @@ from octavo.protocol.output import CompletionOutput, RequestOutput
 from octavo.protocol.sampling import SamplingParams
 
 Prompt = str | list[int]
+_log = get_logger(__name__)
 
 
 class Generation:
     """Running requests of one HTTP request. `events()` once, then `aclose()`, which aborts what still runs."""
 
     def __init__(
-        self, context: ServerContext, streams: Sequence[RequestStream], num_choices: int, arrival: float
+        self, context: ServerContext, streams: Sequence[RequestStream], params: SamplingParams, arrival: float
     ) -> None:
         self._context = context
         self._streams = streams
-        self._num_choices = num_choices
-        self._arrival = arrival
-        self._tallies = [_Tally(context.metrics, len(s.prompt_token_ids), num_choices, arrival) for s in streams]
+        self._num_choices = params.n
+        self._tallies = [_Tally(context.metrics, len(s.prompt_token_ids), params, arrival) for s in streams]
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -103,11 +104,16 @@ async def start(
                     raise InvalidRequestError(error.message, field=f"prompt[{index}]") from error
                 raise
             streams.append(stream)
-    except (OctavoError, asyncio.CancelledError):
+    except (OctavoError, asyncio.CancelledError) as error:
+        if isinstance(error, QueueFullError):
+            context.metrics.count_rejected()
         for stream in streams:
             await stream.aclose()
         raise
-    return Generation(context, streams, params.n, arrival)
+    if context.config.enable_log_requests:
+        sizes = ", ".join(str(len(stream.prompt_token_ids)) for stream in streams)
+        _log.info("%s: prompts of %s tokens, n %d, max_tokens %s", request_id, sizes, params.n, params.max_tokens)
+    return Generation(context, streams, params, arrival)
 
 
 async def merge(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
@@ -144,50 +150,76 @@ async def merge(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, Re
 class _Tally:
     """The books of one prompt: what was used, and when."""
 
-    def __init__(self, metrics: ServerMetrics, num_prompt: int, num_choices: int, arrival: float) -> None:
+    def __init__(self, metrics: ServerMetrics, num_prompt: int, params: SamplingParams, arrival: float) -> None:
         self._metrics = metrics
         self._arrival = arrival
-        self._last = [0.0] * num_choices
-        self._unfinished = num_choices
+        self._params = params
+        self._last = [0.0] * params.n
+        self._counts = [0] * params.n
+        self._unfinished = params.n
         self._closed = False
-        self._started = False
+        self._begun = 0.0
+        self._first_scheduled: float | None = None
         self.num_prompt = num_prompt
-        self.num_generated = 0
         self.num_cached = 0
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(self._counts)
 
     def add(self, output: RequestOutput) -> None:
         """Count an output; its choices still have their index within the prompt."""
         now = time.monotonic()
         self.num_cached = output.num_cached_tokens
-        if not self._started and any(choice.token_ids for choice in output.outputs):
+        if not self._begun and any(choice.token_ids for choice in output.outputs):
             self._begin(output, now)
         for choice in output.outputs:
             count = len(choice.token_ids)
             if count:
-                if self._last[choice.index]:
-                    self._metrics.inter_token_latency.observe((now - self._last[choice.index]) / count, count)
+                last = self._last[choice.index]
+                if last:
+                    self._metrics.observe("inter_token_latency_seconds", (now - last) / count, count)
                 self._last[choice.index] = now
-                self.num_generated += count
+                self._counts[choice.index] += count
                 self._metrics.count_generated(count)
             if choice.finish_reason is not None:
                 self._unfinished -= 1
                 self._metrics.count_finish(choice.finish_reason)
 
     def _begin(self, output: RequestOutput, now: float) -> None:
-        self._started = True
-        self._metrics.count_prompt(self.num_prompt)
-        self._metrics.time_to_first_token.observe(now - self._arrival)
+        self._begun = now
+        self._metrics.count_prompt(self.num_prompt, self.num_cached)
+        self._metrics.observe("time_to_first_token_seconds", now - self._arrival)
         times = output.metrics
         if times is not None and times.first_scheduled is not None:
-            self._metrics.queue_time.observe(max(0.0, times.first_scheduled - times.arrival))
+            waited = max(0.0, times.first_scheduled - times.arrival)
+            self._metrics.observe("request_queue_time_seconds", waited)
+            self._first_scheduled = min(self._arrival + waited, now)
 
     def close(self) -> None:
         """Count the request once; what has not finished was aborted."""
         if self._closed:
             return
         self._closed = True
+        observe, most = self._metrics.observe, max(self._counts)
         self._metrics.count_finish("abort", self._unfinished)
-        self._metrics.request_prompt_tokens.observe(self.num_prompt)
-        self._metrics.request_generation_tokens.observe(self.num_generated)
-        if not self._unfinished:
-            self._metrics.request_latency.observe(time.monotonic() - self._arrival)
+        observe("request_prompt_tokens", self.num_prompt)
+        observe("request_generation_tokens", self.num_generated)
+        observe("request_params_n", self._params.n)
+        if self._params.max_tokens is not None:
+            observe("request_params_max_tokens", self._params.max_tokens)
+        if self._begun:
+            observe("request_prefill_kv_computed_tokens", self.num_prompt - self.num_cached)
+            observe("request_max_num_generation_tokens", most)
+        if self._unfinished:
+            return
+        now = time.monotonic()
+        observe("e2e_request_latency_seconds", now - self._arrival)
+        if self._begun:
+            observe("request_decode_time_seconds", now - self._begun)
+            if most > 1:
+                observe("request_time_per_output_token_seconds", (now - self._begun) / (most - 1))
+        if self._first_scheduled is not None:
+            observe("request_inference_time_seconds", now - self._first_scheduled)
+            observe("request_prefill_time_seconds", self._begun - self._first_scheduled)

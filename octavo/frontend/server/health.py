@@ -1,4 +1,4 @@
-"""GET /health, /version and /metrics: for load balancers, people and Prometheus."""
+"""GET /health, /ping, /load, /version and /metrics: for load balancers, people and Prometheus."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ async def health(request: Request) -> Response:
     if not service.healthy:
         raise EngineDeadError("the engine is dead; restart the server")
     return json_response({"status": "ok"})
+
+
+async def load(request: Request) -> Response:
+    """How many requests are under way."""
+    return json_response({"server_load": context_of(request).service.num_open})
 
 
 async def version(_request: Request) -> Response:

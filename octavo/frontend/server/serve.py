@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Generator
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -21,6 +23,7 @@ from starlette.applications import Starlette
 from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
 from octavo.config.serve import ServeConfig
+from octavo.frontend.server.activity import Activity, log_activity
 from octavo.frontend.service import TextService
 
 _logger = get_logger(__name__)
@@ -30,7 +33,13 @@ _FLUSH = 5
 
 
 def bind(config: ServeConfig) -> socket.socket:
-    """Take the port, without listening yet; raises ConfigError if it is in use or the address is not ours."""
+    """Take the port or the Unix socket, without listening yet; raises ConfigError if it is in use or not ours to take.
+
+    Keys and certificates are tried too, so that a wrong one is an error before the model loads.
+    """
+    _check_https(config)
+    if config.uds is not None:
+        return _bind_unix(config.uds)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -47,27 +56,51 @@ def bind(config: ServeConfig) -> socket.socket:
     return taken
 
 
-def url_of(taken: socket.socket) -> str:
+def _check_https(config: ServeConfig) -> None:
+    if config.ssl_certfile is None:
+        if config.ssl_keyfile is not None:
+            raise ConfigError("ssl_keyfile needs ssl_certfile", field="ssl_certfile")
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+        if config.ssl_ciphers is not None:
+            context.set_ciphers(config.ssl_ciphers)
+    except OSError as error:
+        raise ConfigError(f"HTTPS cannot be served: {error}", field="ssl_certfile") from error
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """Take a path; what a dead server left there is replaced, a living one's is not."""
+    taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).is_socket() and taken.connect_ex(path) != 0:
+            Path(path).unlink()
+        taken.bind(path)
+    except OSError as error:
+        taken.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}", field="uds") from error
+    return taken
+
+
+def url_of(taken: socket.socket, scheme: str = "http") -> str:
     """Return the address of a bound socket as a URL."""
+    if taken.family == socket.AF_UNIX:
+        return f"{scheme}+unix://{taken.getsockname()}"
     host, port = taken.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def serve_http(app: Starlette, service: TextService, config: ServeConfig, taken: socket.socket) -> int:
     """Serve until a signal; return the exit status: 0 after an orderly end, 1 if a second signal cut it short."""
-    server = _Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=_BACKLOG,
-            timeout_graceful_shutdown=_FLUSH,
-        )
-    )
+    server = _Server(_uvicorn_config(app, config))
     loop = asyncio.get_running_loop()
     ending: list[asyncio.Task[None]] = []
+    logging = None
+    if not config.disable_log_stats:
+        logging = loop.create_task(log_activity(Activity(service.stats), config.log_stats_interval))
 
     def on_signal() -> None:
         if ending:
@@ -80,14 +113,35 @@ async def serve_http(app: Starlette, service: TextService, config: ServeConfig, 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        _logger.info("ready on %s", url_of(taken))
+        _logger.info("ready on %s", url_of(taken, "https" if config.ssl_certfile else "http"))
         await server.serve(sockets=[taken])
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-        for task in ending:
+        for task in (*ending, *([logging] if logging else [])):
             task.cancel()
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)
     return 1 if server.force_exit else 0
+
+
+def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=_FLUSH,
+        root_path=config.root_path,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_ciphers=config.ssl_ciphers,  # pyright: ignore[reportArgumentType]  # None in newer versions only
+        h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
+    )
 
 
 async def _drain(server: uvicorn.Server, service: TextService, timeout: float) -> None:

@@ -29,8 +29,10 @@ class ChunkFrame:
         self._head = b"data: " + encode_json(head)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
-    def chunk(self, choice: bytes) -> bytes:
-        """Return one event with one choice, given as JSON."""
+    def chunk(self, choice: bytes, usage: Mapping[str, Any] | None = None) -> bytes:
+        """Return one event with one choice, given as JSON, and the usage so far, if it is to be told."""
+        if usage is not None:
+            return self._head + choice + b'],"usage":' + encode_json(usage) + b"}\n\n"
         return self._head + choice + self._tail
 
     def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:

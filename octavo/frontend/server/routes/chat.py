@@ -20,11 +20,13 @@ from octavo.frontend.server.routes.logprobs import chat_entries
 from octavo.frontend.server.routes.openai_schema import (
     ChatBody,
     Message,
+    UsageWishes,
     check_common,
     check_logprobs,
     refuse_unsupported,
     sampling_params,
     unsupported,
+    usage_wishes,
 )
 from octavo.frontend.server.sse import ChunkFrame, EventStream, encode_json
 from octavo.protocol.output import CompletionOutput, Logprob
@@ -48,11 +50,11 @@ async def chat_completions(request: Request) -> Response:
     model = context.served_name(body.model)
     check_common(body, 1)
     params = _params(body, context)
-    messages = _messages(body)
+    messages = template_messages(body.messages)
     rendering = context.service.chat_prompt(
         messages,
         add_generation_prompt=body.add_generation_prompt is not False,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=template_variables(context, body.chat_template_kwargs),
     )
     prompt = await until_disconnect(request.receive, rendering)
     named = label(request, "chatcmpl")
@@ -69,9 +71,9 @@ async def chat_completions(request: Request) -> Response:
         "system_fingerprint": None,
     }
     if body.stream:
-        with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        frame = ChunkFrame({**head, "object": "chat.completion.chunk"}, with_usage=with_usage)
-        return EventStream(_stream(generation, frame, shape, params.n, with_usage), generation, named.headers)
+        usage = usage_wishes(body, context.config.enable_force_include_usage)
+        frame = ChunkFrame({**head, "object": "chat.completion.chunk"}, with_usage=usage.at_end)
+        return EventStream(_stream(generation, frame, shape, params.n, usage), generation, named.headers)
     choices = [_choice(one, shape) for one in await collect(request, generation, params.n)]
     return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
 
@@ -104,9 +106,14 @@ def _renamed(error: InvalidRequestError, body: ChatBody) -> InvalidRequestError:
     return InvalidRequestError(message, field=names[field])
 
 
-def _messages(body: ChatBody) -> list[dict[str, Any]]:
-    """Return the conversation for the chat template; raises UnsupportedError naming the message."""
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+def template_variables(context: ServerContext, given: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the further variables of the chat template: the server's own, and a request's before them."""
+    return {**(context.config.default_chat_template_kwargs or {}), **(given or {})}
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Return a conversation for the chat template; raises InvalidRequestError or UnsupportedError naming the message."""
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _message(message: Message, where: str) -> dict[str, Any]:
@@ -139,19 +146,20 @@ def _choice(one: Collected, shape: LogprobShape) -> dict[str, Any]:
 
 
 async def _stream(
-    generation: Generation, frame: ChunkFrame, shape: LogprobShape, num_choices: int, with_usage: bool
+    generation: Generation, frame: ChunkFrame, shape: LogprobShape, num_choices: int, usage: UsageWishes
 ) -> AsyncIterator[bytes]:
     begun = [False] * num_choices
     async for outputs in generation.events():
         chunks: list[bytes] = []
+        now = generation.usage if usage.always else None
         for one in outputs:
             if not begun[one.index]:
                 begun[one.index] = True
-                chunks.append(frame.chunk(_ROLE % one.index))
-            chunks += [frame.chunk(choice) for choice in _news(one, shape)]
+                chunks.append(frame.chunk(_ROLE % one.index, now))
+            chunks += [frame.chunk(choice, now) for choice in _news(one, shape)]
         if chunks:
             yield b"".join(chunks)
-    if with_usage:
+    if usage.at_end:
         yield frame.usage_chunk(generation.usage)
 
 

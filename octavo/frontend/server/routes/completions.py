@@ -19,10 +19,12 @@ from octavo.frontend.server.routes.logprobs import CompletionLogprobs
 from octavo.frontend.server.routes.openai_schema import (
     MAX_PROMPTS,
     CompletionBody,
+    UsageWishes,
     check_common,
     check_logprobs,
     refuse_unsupported,
     sampling_params,
+    usage_wishes,
 )
 from octavo.frontend.server.sse import ChunkFrame, EventStream, encode_json
 from octavo.protocol.output import CompletionOutput
@@ -52,9 +54,9 @@ async def completions(request: Request) -> Response:
         "system_fingerprint": None,
     }
     if body.stream:
-        with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        frame = ChunkFrame(head, with_usage=with_usage)
-        events = _stream(generation, frame, body.logprobs, num_choices, with_usage)
+        usage = usage_wishes(body, context.config.enable_force_include_usage)
+        frame = ChunkFrame(head, with_usage=usage.at_end)
+        events = _stream(generation, frame, body.logprobs, num_choices, usage)
         return EventStream(events, generation, named.headers)
     return await _whole(request, generation, head, named, body.logprobs, num_choices)
 
@@ -109,14 +111,16 @@ async def _whole(
 
 
 async def _stream(
-    generation: Generation, frame: ChunkFrame, num_logprobs: int | None, num_choices: int, with_usage: bool
+    generation: Generation, frame: ChunkFrame, num_logprobs: int | None, num_choices: int, usage: UsageWishes
 ) -> AsyncIterator[bytes]:
     pieces = None if num_logprobs is None else [CompletionLogprobs(num_logprobs) for _ in range(num_choices)]
     async for outputs in generation.events():
-        chunks = [frame.chunk(_choice(one, pieces)) for one in outputs if one.text or one.logprobs or one.finish_reason]
+        now = generation.usage if usage.always else None
+        shown = (one for one in outputs if one.text or one.logprobs or one.finish_reason)
+        chunks = [frame.chunk(_choice(one, pieces), now) for one in shown]
         if chunks:
             yield b"".join(chunks)
-    if with_usage:
+    if usage.at_end:
         yield frame.usage_chunk(generation.usage)
 
 

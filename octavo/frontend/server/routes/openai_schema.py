@@ -7,6 +7,7 @@ yet and would change the answer are refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -23,6 +24,14 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageWishes:
+    """Whether usage is told in a last chunk, and in every chunk so far."""
+
+    at_end: bool
+    always: bool
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True):
@@ -173,15 +182,19 @@ def check_common(body: CommonFields, num_prompts: int) -> None:
     """Check what neither the types nor SamplingParams do; raises InvalidRequestError naming the field."""
     if body.response_format is not None and body.response_format.type != "text":
         raise unsupported("response_format", f"response_format {body.response_format.type!r}")
-    if body.stream_options is not None:
-        if not body.stream:
-            raise InvalidRequestError("stream_options is only allowed with stream: true", field="stream_options")
-        if body.stream_options.continuous_usage_stats:
-            raise unsupported("stream_options.continuous_usage_stats")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options is only allowed with stream: true", field="stream_options")
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= _MAX_SALT:
         raise InvalidRequestError(f"cache_salt must have 1 to {_MAX_SALT} characters", field="cache_salt")
     if (body.n or 1) * num_prompts > MAX_CHOICES:
         raise InvalidRequestError(f"n times the number of prompts must be at most {MAX_CHOICES}", field="n")
+
+
+def usage_wishes(body: CommonFields, forced: bool) -> UsageWishes:
+    """Return what a stream says of usage. forced: at its end in any case."""
+    options = body.stream_options or StreamOptions()
+    wanted = bool(options.include_usage) or forced
+    return UsageWishes(at_end=wanted, always=wanted and bool(options.continuous_usage_stats))
 
 
 def check_logprobs(name: str, asked: int | None, most: int) -> None:

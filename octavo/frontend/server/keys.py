@@ -1,0 +1,42 @@
+"""API keys: who sends none of them gets 401 on every route but the ones that say whether the server lives."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo.frontend.server.errors import AuthenticationError, error_response
+
+_OPEN = ("/health", "/ping")
+
+
+class ApiKeys:
+    """ASGI middleware. keys: any of them opens the server; there is at least one."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        assert keys, "without keys there is nothing to guard"
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with 401."""
+        if scope["type"] != "http" or scope["path"] in _OPEN or self._known(scope):
+            await self._app(scope, receive, send)
+            return
+        error = AuthenticationError("a valid key is needed: send the header Authorization: Bearer KEY")
+        await error_response(error)(scope, receive, send)
+
+    def _known(self, scope: Scope) -> bool:
+        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        given = _digest(key.strip())
+        # All are compared, each in constant time: how long it takes says nothing about any key.
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return kind.lower() == "bearer" and any(matches)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

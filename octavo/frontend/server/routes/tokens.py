@@ -1,0 +1,74 @@
+"""POST /tokenize and /detokenize: texts and conversations to token ids, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.errors import InvalidRequestError
+from octavo.frontend.server.body import decode_body, read_body
+from octavo.frontend.server.context import context_of
+from octavo.frontend.server.disconnect import until_disconnect
+from octavo.frontend.server.routes.answers import json_response
+from octavo.frontend.server.routes.chat import template_messages, template_variables
+from octavo.frontend.server.routes.openai_schema import Message, refuse_unsupported
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /tokenize: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+
+
+async def tokenize(request: Request) -> Response:
+    """Return the ids that a prompt or a conversation would have as a request."""
+    context = context_of(request)
+    data = await read_body(request, context.config.max_body_bytes)
+    body = decode_body(_tokenize_decoder, data)
+    refuse_unsupported(data)
+    context.served_name(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("either prompt or messages is required", field="prompt")
+    if body.messages is not None:
+        work = context.service.chat_prompt(
+            template_messages(body.messages),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            template_kwargs=template_variables(context, body.chat_template_kwargs),
+        )
+    else:
+        work = context.service.tokenize(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    tokens = await until_disconnect(request.receive, work)
+    answer: dict[str, Any] = {"count": len(tokens), "max_model_len": context.service.max_model_len, "tokens": tokens}
+    tokenizer = context.service.tokenizer
+    if body.return_token_strs and tokenizer is not None:
+        answer["token_strs"] = [tokenizer.token_text(token) for token in tokens]
+    return json_response(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    """Return the text of token ids, special tokens included."""
+    context = context_of(request)
+    body = decode_body(_detokenize_decoder, await read_body(request, context.config.max_body_bytes))
+    context.served_name(body.model)
+    text = await until_disconnect(request.receive, context.service.detokenize(body.tokens))
+    return json_response({"prompt": text})

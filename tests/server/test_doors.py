@@ -1,0 +1,202 @@
+"""The ways to a server: keys, a Unix socket, HTTPS, pages of other origins, a path behind a proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo.base.errors import ConfigError
+from octavo.config.serve import ServeConfig
+from octavo.frontend.server.serve import bind, url_of
+from tests.server.fake_service import FakeService
+from tests.server.harness import CHAT, client, run
+
+ROOT = Path(__file__).resolve().parents[2]
+# Of a certificate for 127.0.0.1 that nobody trusts.
+KEY = """-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgvPnh+RewrZMDD1Fx
+uoQXmjh7jhEVrRIQlB7y2/r0em6hRANCAARldj4JDc+jay2ZduzfAAFDOMr5UzBc
+8XTdXbsmTkZjijGYBuwvuINUaBumdsY6cOX0Kcun6uGuTlGods6mFbAR
+-----END PRIVATE KEY-----
+"""
+CERTIFICATE = """-----BEGIN CERTIFICATE-----
+MIIBjzCCATagAwIBAgIUeyvdSaKKhsk18Qe8YIyrgndRmigwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEzMDEyMjU0N1oYDzIxMjYxMTA2
+MTIyNTQ3WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAARldj4JDc+jay2ZduzfAAFDOMr5UzBc8XTdXbsmTkZjijGYBuwvuINU
+aBumdsY6cOX0Kcun6uGuTlGods6mFbARo2QwYjAdBgNVHQ4EFgQUd9Z2U5sV7ldY
+4nm4W2Gz/qso39cwHwYDVR0jBBgwFoAUd9Z2U5sV7ldY4nm4W2Gz/qso39cwDwYD
+VR0TAQH/BAUwAwEB/zAPBgNVHREECDAGhwR/AAABMAoGCCqGSM49BAMCA0cAMEQC
+IBIgi0w1Oo14raVLsIf3IRGzA6IHdx6hlp21k9Gp5gerAiApjgh35atFqac0dpxk
+58ys/phJ/8IGLookeDksUC3gRw==
+-----END CERTIFICATE-----
+"""
+
+
+def _ask(service: FakeService, config: ServeConfig, *requests: tuple[str, str, dict[str, str]]) -> list[httpx.Response]:
+    async def ask() -> list[httpx.Response]:
+        async with client(service, config) as http:
+            return [await http.request(method, path, headers=headers, json=CHAT) for method, path, headers in requests]
+
+    return run(ask())
+
+
+ROUTES = [
+    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
+    ("GET", "/metrics"), ("GET", "/version"), ("POST", "/reset_prefix_cache"), ("GET", "/nowhere"),
+    ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/load"),
+]  # fmt: skip
+
+
+# What the body of a chat is for others.
+STATUS = {"/nowhere": 404, "/v1/completions": 400, "/detokenize": 400}
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_without_a_key_only_health_is_open(service: FakeService, method: str, path: str) -> None:
+    config = ServeConfig(api_key=("first", "second"), served_model_name=("tiny",))
+    wrong: list[dict[str, str]] = [{}, {"Authorization": "Bearer third"}, {"Authorization": "Basic first"},
+             {"Authorization": "first"}, {"Authorization": "Bearer "}, {"X-Api-Key": "first"}]  # fmt: skip
+    *refused, health = _ask(service, config, *((method, path, headers) for headers in wrong), ("GET", "/health", {}))
+    assert {answer.status_code for answer in refused} == {401}
+    assert refused[0].headers["WWW-Authenticate"] == "Bearer"
+    assert refused[0].json()["error"]["code"] == "invalid_api_key"
+    assert health.status_code == 200
+    assert (service.requests, service.num_resets) == ([], 0)
+    for key in ("first", "second"):
+        (answer,) = _ask(service, config, (method, path, {"Authorization": f"bearer {key}"}))
+        assert answer.status_code == STATUS.get(path, 200)
+
+
+def test_the_key_of_the_environment(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "third")
+    config = ServeConfig(api_key=("first",))
+    keys = ("first", "third", "second")
+    asked = [("GET", "/v1/models", {"Authorization": f"Bearer {key}"}) for key in keys]
+    assert [answer.status_code for answer in _ask(service, config, *asked)] == [200, 200, 401]
+
+
+def test_pages_of_other_origins(service: FakeService) -> None:
+    origin = {"Origin": "https://a.example"}
+    preflight = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    config = ServeConfig(api_key=("k",), allowed_origins=("https://a.example",), allowed_methods=("POST",))
+    asked, posted, other = _ask(
+        service,
+        config,
+        ("OPTIONS", "/v1/chat/completions", preflight),
+        ("POST", "/v1/chat/completions", {**origin, "Authorization": "Bearer k"}),
+        ("OPTIONS", "/v1/chat/completions", {**preflight, "Origin": "https://b.example"}),
+    )
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://a.example")
+    assert asked.headers["access-control-allow-methods"] == "POST"
+    assert posted.headers["access-control-allow-origin"] == "https://a.example"
+    assert other.status_code == 400
+    (closed,) = _ask(service, ServeConfig(), ("POST", "/v1/chat/completions", origin))
+    assert "access-control-allow-origin" not in closed.headers
+
+
+@contextlib.contextmanager
+def _process(**options: Any) -> Generator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "tests.server.serve_fake", "0", "5", json.dumps(options)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def _until_up(http: httpx.Client, url: str, tries: int = 500) -> httpx.Response:
+    for _ in range(tries):
+        with contextlib.suppress(httpx.TransportError):
+            return http.get(url)
+        time.sleep(0.01)
+    raise AssertionError("the server did not come up")
+
+
+def test_a_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "octavo.sock"
+    # What a dead server left is replaced.
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+    with _process(uds=str(path)) as (process, url):
+        assert url == f"http+unix://{path}"
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as http:
+            assert _until_up(http, "http://server/v1/models").json()["data"][0]["id"] == "tiny"
+        with pytest.raises(ConfigError, match="cannot listen on") as caught:
+            bind(ServeConfig(uds=str(path)))
+        assert caught.value.field == "uds"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+    assert not path.exists()
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        bind(ServeConfig(uds=str(tmp_path / "no" / "folder")))
+
+
+def test_https(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key.write_text(KEY)
+    certificate.write_text(CERTIFICATE)
+    with _process(ssl_keyfile=str(key), ssl_certfile=str(certificate), root_path="/proxied") as (_, url):
+        address = url.replace("http:", "https:")
+        with httpx.Client(verify=False) as http:
+            assert _until_up(http, address + "/health").status_code == 200
+            assert http.get(address + "/v1/models").status_code == 200
+        host, port = address.removeprefix("https://").split(":")
+        shown = ssl.get_server_certificate((host, int(port)))
+        assert ssl.PEM_cert_to_DER_cert(shown) == ssl.PEM_cert_to_DER_cert(CERTIFICATE)
+    taken = bind(ServeConfig(port=0))
+    assert url_of(taken, "https").startswith("https://127.0.0.1:")
+    taken.close()
+
+
+def test_https_that_cannot_be_served_is_an_error_before_the_model_loads(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key.write_text(KEY)
+    certificate.write_text(CERTIFICATE)
+    for options in (
+        {"ssl_keyfile": str(certificate)},
+        {"ssl_certfile": str(tmp_path / "none.pem")},
+        {"ssl_certfile": str(certificate)},
+        {"ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)},
+        {"ssl_certfile": str(certificate), "ssl_keyfile": str(key), "ssl_ciphers": "none such"},
+        {"ssl_certfile": str(certificate), "ssl_keyfile": str(key), "ssl_ca_certs": str(tmp_path / "none.pem")},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            bind(ServeConfig(port=0, **options))
+        assert caught.value.field == "ssl_certfile"
+
+
+def test_certificates_of_clients(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    key.write_text(KEY)
+    certificate.write_text(CERTIFICATE)
+    files = {"ssl_keyfile": str(key), "ssl_certfile": str(certificate), "ssl_ca_certs": str(certificate)}
+    with _process(**files, ssl_cert_reqs=2) as (_, url):
+        address = url.replace("http:", "https:")
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        anonymous = httpx.Client(verify=context)
+        with pytest.raises(AssertionError, match="did not come up"):
+            _until_up(anonymous, address + "/health", tries=20)
+        anonymous.close()
+
+
+def test_headers_have_a_limit() -> None:
+    with _process(h11_max_incomplete_event_size=2048) as (_, url), httpx.Client() as http:
+        assert _until_up(http, url + "/health").status_code == 200
+        # What comes in one piece is read before it is counted.
+        assert http.get(url + "/health", headers={"X-Long": "x" * 500_000}).status_code == 400

@@ -1,0 +1,26 @@
+"""Writes the generated pages of the documentation anew: `python -m tools.pages`. Tests compare them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from octavo.config import flags
+from octavo.observe import metrics
+from tools import vllm_flags
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = {
+    "flags.md": flags.render_markdown,
+    "metrics.md": metrics.render_markdown,
+    "vllm-flags.md": vllm_flags.render_markdown,
+}
+
+
+def main() -> None:
+    """Write every page."""
+    for name, render in PAGES.items():
+        (DOCS / name).write_text(render(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
