@@ -71,6 +71,17 @@ def few_engines(rng: random.Random, plain: Collection[str] = ()) -> list[Values]
     return [{name: order[turn % len(order)] for name, order in orders.items()} for turn in range(count)]
 
 
+def allowed(values: Mapping[str, str], few: Sequence[Values]) -> bool:
+    """Whether values of some features can be completed: what is costly has one of a few combinations of engine options."""
+    if not costly(values):
+        return possible(values)
+    return any(
+        possible({**values, **engine})
+        for engine in few
+        if all(values.get(name, value) == value for name, value in engine.items())
+    )
+
+
 def draw_cases(count: int, seed: int, plain: Collection[str] = ()) -> list[Case]:
     """Return at least `count` cases, all pairs first; of each half, cases with the same engine stand together.
 
@@ -79,18 +90,12 @@ def draw_cases(count: int, seed: int, plain: Collection[str] = ()) -> list[Case]
     rng = random.Random(seed)
     few = few_engines(rng, plain)
 
-    def allowed(values: Mapping[str, str]) -> bool:
-        if not costly(values):
-            return possible(values)
-        return any(
-            possible({**values, **engine})
-            for engine in few
-            if all(values.get(name, value) == value for name, value in engine.items())
-        )
+    def fits(values: Mapping[str, str]) -> bool:
+        return allowed(values, few)
 
     rows = _rows(plain)
-    pairs = all_pairs(rows, allowed, rng)
-    more = list(itertools.islice(at_random(rows, allowed, rng), max(0, count - len(pairs))))
+    pairs = all_pairs(rows, fits, rng)
+    more = list(itertools.islice(at_random(rows, fits, rng), max(0, count - len(pairs))))
 
     def engine(values: Values) -> list[str]:
         return [str(costly(values)), *(values[name] for name in few[0])]

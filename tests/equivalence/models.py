@@ -27,12 +27,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "qwen3-two-groups": ("qwen3", {"use_sliding_window": True, "sliding_window": 13, "max_window_layers": 1}, 0),
     "experts": ("qwen3_moe", MOE, 7),
     "latent": ("deepseek_v2", {**LATENT, "num_key_value_heads": 4, "num_hidden_layers": 2}, 1),
-    "states": ("qwen3_next", DELTA, 1),
-    "borrowed-pages": ("gemma4_text", {**BORROWING, "vocab_size_per_layer_input": VOCAB}, 6),
+    "states": (
+        "qwen3_next",
+        {**DELTA, "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        1,
+    ),
+    "borrowed-pages": (
+        "gemma4_text",
+        {**BORROWING, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": VOCAB}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        13,
+    ),
 }
-# Features that a model is not asked to have: a borrowed page and its owner are on one stage; ranks take seconds to start, so
-# that one of each kind has them.
-PLAIN: dict[str, tuple[str, ...]] = dict.fromkeys(MODELS.keys() - {"llama", "experts", "latent", "states"}, ("ranks",))
+# Features that a model is not asked to have: ranks take seconds to start, so that three kinds have them.
+PLAIN: dict[str, tuple[str, ...]] = dict.fromkeys(MODELS.keys() - {"llama", "experts", "latent"}, ("ranks",))
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,

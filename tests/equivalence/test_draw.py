@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tests.equivalence.draw import all_pairs, draw_cases
+from tests.equivalence.draw import all_pairs, allowed, draw_cases, few_engines
 from tests.equivalence.features import FEATURES, Case, costly, possible
 
 
@@ -37,7 +37,9 @@ def test_every_allowed_pair_is_there_and_no_other():
 def test_a_draw_holds_every_pair_of_features(seed):
     cases = draw_cases(1, seed)
     covered = {frozenset(pair) for case in cases for pair in itertools.combinations(case.values.items(), 2)}
-    wanted = {pair for pair in pairs_of(FEATURES) if possible(dict(pair))}
+    few = few_engines(random.Random(seed))
+    wanted = {pair for pair in pairs_of(FEATURES) if allowed(dict(pair), few)}
+    assert {pair for pair in pairs_of(FEATURES) if possible(dict(pair)) and not costly(dict(pair))} <= wanted
     assert wanted - covered == set()
     assert len(cases) <= 35
     assert [str(case) for case in cases] == [str(case) for case in draw_cases(1, seed)]
