@@ -118,7 +118,6 @@ class Admitter:
             state.tally.prefix_queries += len(tokens)
             state.tally.prefix_hits += matched
         admission = self._take_slot(sequence, holding, matched, matched, encodes=sequence.num_encoder > 0)
-        state.reserve(sequence, len(tokens))
         # Sources have what tokens keep, and no hidden states of which a vector is made.
         fetches = allocator.fetches and sequence.request.pooling is None
         offer = self._source.lookup(sequence.request, tokens, matched) if fetches else None
