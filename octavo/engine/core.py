@@ -55,7 +55,7 @@ class EngineCore:
         plan = scheduler.plan(lockstep)
         if plan is not None:
             self._executor.submit(plan)
-        if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight >= scheduler.limits.depth):
+        if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight >= scheduler.state.limits.depth):
             result = self._executor.collect()
             assert result is not None
             return scheduler.commit(result)

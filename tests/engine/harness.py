@@ -167,15 +167,15 @@ class Engine:
 
     def check_accounts(self) -> None:
         """Assert that pages, reservations and slots add up."""
-        scheduler, stats = self.scheduler, self.core.stats()
-        scheduler.allocator.pool.check()
-        running = scheduler.running
-        assert scheduler.reserved_pages == sum(sequence.reserved for sequence in running)
+        state, stats = self.scheduler.state, self.core.stats()
+        state.allocator.pool.check()
+        running = state.running
+        assert state.reserved_pages == sum(sequence.reserved for sequence in running)
         for each in running:
-            length = int(scheduler.slots.length[each.slot])
-            assert 0 <= each.reserved <= scheduler.allocator.pages_to_grow(each.holding, length), "reserved twice"
-        assert sorted(s.slot for s in running) == [i for i, s in enumerate(scheduler.slots.sequences) if s is not None]
-        assert stats.used_slots == len(running) + scheduler.slots.num_pending
+            length = int(state.slots.length[each.slot])
+            assert 0 <= each.reserved <= state.allocator.pages_to_grow(each.holding, length), "reserved twice"
+        assert sorted(s.slot for s in running) == [i for i, s in enumerate(state.slots.sequences) if s is not None]
+        assert stats.used_slots == len(running) + state.slots.num_pending
 
     def take(self, delta: TokenDelta) -> None:
         for row, (key, choice) in enumerate(zip(delta.keys.tolist(), delta.choices.tolist(), strict=True)):
@@ -206,7 +206,7 @@ class Engine:
         stats = self.core.stats()
         assert (stats.used_pages, stats.pending_pages, stats.used_slots, stats.num_waiting) == (0, 0, 0, 0)
         assert stats.free_pages + stats.cached_pages == stats.num_pages
-        assert self.scheduler.reserved_pages == 0
+        assert self.scheduler.state.reserved_pages == 0
 
     def check_answer(self, asked: Request, disturbed: Container[tuple[int, int]] = ()) -> None:
         """Assert what a request was answered; `disturbed` choices, by key and choice, were ended before their time."""

@@ -77,7 +77,7 @@ def test_a_sequence_is_in_two_plans_at_most_and_in_one_where_stages_pass_plans_a
         plan = engine.scheduler.plan()
         if plan is not None:
             engine.worker.submit(plan)
-            seen.add(int(engine.scheduler.slots.in_flight[0]))
+            seen.add(int(engine.scheduler.state.slots.in_flight[0]))
         if plan is None or engine.scheduler.num_in_flight == depth:
             engine.scheduler.commit(engine.worker.collect())
     assert max(seen) == most
@@ -92,7 +92,7 @@ def test_decodes_that_do_not_all_fit_a_plan_take_turns(depth: int, tokens_per_st
     plans = plans_of(engine)
     for key in range(5):
         engine.core.handle(request(key, [key], max_tokens=120))
-    engine.until(lambda: len(engine.scheduler.running) == len(engine.outputs) == 5)
+    engine.until(lambda: len(engine.scheduler.state.running) == len(engine.outputs) == 5)
     plans.clear()
     engine.until(lambda: len(plans) == 40)
     assert not engine.finishes
@@ -177,7 +177,7 @@ def test_the_ends_of_prefixes_are_forgotten_before_their_beginnings():
 @pytest.mark.parametrize("prompt", [1, 60, 127])
 def test_the_context_holds_what_it_says(prompt: int):
     engine = Engine(GEOMETRIES["full"], 60)
-    assert engine.scheduler.limits.max_model_len == 128
+    assert engine.scheduler.state.limits.max_model_len == 128
     whole, over = request(0, [1] * prompt, max_tokens=128 - prompt), request(1, [1] * prompt, max_tokens=129 - prompt)
     for each in (whole, over):
         engine.core.handle(each)
@@ -256,7 +256,7 @@ def test_better_priority_takes_the_last_of_the_worst():
     engine.core.handle(asked[3])
     for _ in range(4):
         engine.step()
-    assert [s.request.key for s in engine.scheduler.running] == [0, 3, 1]
+    assert [s.request.key for s in engine.scheduler.state.running] == [0, 3, 1]
     assert order_of_ends(engine)[0] == (3, 0)
     assert engine.core.stats().num_preemptions == 1
     for each in asked:

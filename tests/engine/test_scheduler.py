@@ -71,7 +71,7 @@ def test_what_a_vector_or_a_model_without_a_head_cannot_do_is_said():
     engine.drain()
     assert engine.finishes[0, 0].reason == "error"
     assert "max_num_batched_tokens, 16" in engine.finishes[0, 0].message
-    engine.scheduler.limits = replace(engine.scheduler.limits, generates=False)
+    engine.scheduler.state.limits = replace(engine.scheduler.state.limits, generates=False)
     engine.core.handle(request(1, [1] * 3))
     engine.drain()
     assert "does not generate" in engine.finishes[1, 0].message

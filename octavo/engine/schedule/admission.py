@@ -6,62 +6,21 @@ Queue order is kept: whoever is first and does not fit holds back everybody behi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
-from octavo.engine.kvcache.allocator import Allocator, Holding
-from octavo.engine.schedule.commit import Tally
-from octavo.engine.schedule.limits import ScheduleLimits
-from octavo.engine.schedule.queue import WaitingQueue
+from octavo.engine.kvcache.allocator import Holding
 from octavo.engine.schedule.rows import Rows
 from octavo.engine.schedule.sequence import Sequence
-from octavo.engine.schedule.slots import SlotTable
+from octavo.engine.schedule.state import ScheduleState
 from octavo.engine.schedule.transfers import Loading, Offer, PrefixSource
 from octavo.protocol.arrays import int32
 from octavo.protocol.output import Start
 from octavo.protocol.step import Admission, StepResult, Transfer
 
 
-class Running(Protocol):
-    """The side of the scheduler that admission works on."""
-
-    limits: ScheduleLimits
-    slots: SlotTable
-    allocator: Allocator
-    waiting: WaitingQueue
-    tally: Tally
-    running: list[Sequence]
-    reserved_pages: int
-
-    @property
-    def last_plan(self) -> int:
-        """Number of the newest plan made."""
-        ...
-
-    def start(self, sequence: Sequence) -> None:
-        """Count a sequence that has its slot as running."""
-        ...
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Take slot and pages from a running sequence."""
-        ...
-
-    def set_event(self, sequence: Sequence) -> None:
-        """Note when somebody must look at the sequence again."""
-        ...
-
-    def note_computed(self, slot: int) -> None:
-        """Tell the cache that positions of a slot are computed."""
-        ...
-
-    def unreserve(self, sequence: Sequence, *, keep: bool) -> None:
-        """Reserve only what the rest of a prefill still takes."""
-        ...
-
-
 class Admitter:
     """Admits waiting sequences into a plan. loading: transfers under way, by ticket."""
 
-    def __init__(self, state: Running, source: PrefixSource, clock: Callable[[], float]) -> None:
+    def __init__(self, state: ScheduleState, source: PrefixSource, clock: Callable[[], float]) -> None:
         self.loading: dict[int, Loading] = {}
         self._state = state
         self._source = source
@@ -159,8 +118,6 @@ class Admitter:
             state.tally.prefix_queries += len(tokens)
             state.tally.prefix_hits += matched
         admission = self._take_slot(sequence, holding, matched, matched, encodes=sequence.num_encoder > 0)
-        sequence.reserved = allocator.pages_to_grow(holding, len(tokens))
-        state.reserved_pages += sequence.reserved
         # Sources have what tokens keep, and no hidden states of which a vector is made.
         fetches = allocator.fetches and sequence.request.pooling is None
         offer = self._source.lookup(sequence.request, tokens, matched) if fetches else None
@@ -173,11 +130,7 @@ class Admitter:
     ) -> Admission:
         state, request = self._state, sequence.request
         state.waiting.pop()
-        slot = state.slots.acquire(sequence, num_computed)
-        sequence.holding = holding
-        state.slots.capacity[slot] = holding.capacity(state.allocator.geometry)
-        state.start(sequence)
-        state.set_event(sequence)
+        slot = state.start(sequence, holding, num_computed)
         if not sequence.started:
             sequence.started = True
             sequence.num_cached = num_cached
@@ -207,8 +160,8 @@ class Admitter:
         assert matched < offer.num_tokens < len(sequence.tokens)
         grown = allocator.grow(holding, slot, offer.num_tokens)
         assert grown
-        state.unreserve(sequence, keep=True)
-        state.slots.capacity[slot] = holding.capacity(allocator.geometry)
+        state.reserve(sequence, len(sequence.tokens))
+        state.note_capacity(sequence)
         pages, leased = allocator.lease(holding, matched)
         ticket = self._next_ticket
         self._next_ticket += 1
@@ -227,6 +180,7 @@ class Admitter:
         count = min(rows.budget, len(sequence.tokens) - start)
         count = count if whole else state.allocator.fitting(sequence.holding, start, count)
         if count and state.allocator.grow(sequence.holding, slot, start + count):
-            state.unreserve(sequence, keep=start + count < len(sequence.tokens))
-            state.slots.capacity[slot] = sequence.holding.capacity(state.allocator.geometry)
-            rows.chunk(slot, start, count, start + count == len(sequence.tokens) and not whole)
+            last = start + count == len(sequence.tokens)
+            state.reserve(sequence, 0 if last else len(sequence.tokens))
+            state.note_capacity(sequence)
+            rows.chunk(slot, start, count, last and not whole)

@@ -109,6 +109,18 @@ class SlotTable:
         while self._pending and self._pending[0][0] <= plan:
             self._free.append(self._pending.popleft()[1])
 
+    def planned(self, plan: int, slots: Int32Array, counts: Int32Array) -> None:
+        """The rows of a plan are settled: the slots are in it, with so many positions each. It took the releases along."""
+        self.released = []
+        self.ahead[slots] += counts
+        self.in_flight[slots] += 1
+        self.last_plan[slots] = plan
+
+    def due(self, slots: Int32Array, generations: Int32Array) -> list[int]:
+        """Return those of a plan's slots that are still the same sequence's and have come to their event."""
+        due: BoolArray = (self.generation[slots] == generations) & (self.computed[slots] >= self.event[slots])
+        return slots[due].tolist()
+
     def append(self, slots: Int32Array, ids: Int32Array) -> BoolArray:
         """Append one sampled token per slot; returns which slots stop by it."""
         position = self.length[slots]
