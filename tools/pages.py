@@ -1,4 +1,7 @@
-"""Writes the generated pages of the documentation anew: `python -m tools.pages`. Tests compare them."""
+"""Writes the generated pages of the documentation and the snapshot of public names anew: `python -m tools.pages`.
+
+Tests compare them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from pathlib import Path
 
 from octavo.config import flags
 from octavo.observe import metrics
-from tools import vllm_flags
+from tools import public_api, vllm_flags
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 PAGES = {
     "flags.md": flags.render_markdown,
     "metrics.md": metrics.render_markdown,
@@ -20,6 +24,7 @@ def main() -> None:
     """Write every page."""
     for name, render in PAGES.items():
         (DOCS / name).write_text(render(), encoding="utf-8")
+    (ROOT / "tests" / "arch" / "public_api.txt").write_text(public_api.render(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class OwnServer:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.status: int | None = None
-        self.command = ["octavo", "serve", "--host", "127.0.0.1", "--port", str(port), *flags]
+        self.command = ["octavo", "serve", "--host", "127.0.0.1", "--port", str(port), "--disable-log-stats", *flags]
         self._began = time.perf_counter()
         self._process = subprocess.Popen([sys.executable, "-m", "octavo.cli.main", *self.command[1:]])
 

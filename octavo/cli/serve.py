@@ -8,13 +8,23 @@ import socket
 from collections.abc import Sequence
 
 from octavo import launch
+from octavo.base.logging import get_logger
 from octavo.config.engine import EngineConfig
-from octavo.config.flags import FlagParser, add_engine_flags, add_model, add_serve_flags, engine_config, serve_config
+from octavo.config.flags import (
+    FlagParser,
+    add_engine_flags,
+    add_model,
+    add_serve_flags,
+    engine_config,
+    given_options,
+    serve_config,
+)
 from octavo.config.serve import ServeConfig
 from octavo.engine.spawn import EngineProcess
 from octavo.frontend.server.app import create_app
 from octavo.frontend.server.serve import bind, serve_http
 
+_log = get_logger(__name__)
 # Exit status of a server that was told to end before it was ready.
 _ENDED_EARLY = 128 + signal.SIGTERM
 
@@ -27,6 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     add_serve_flags(parser)
     parsed = parser.parse_args(arguments)
     engine, server = engine_config(parsed), serve_config(parsed)
+    if "model" not in given_options(parsed):
+        # It may have been meant, and taken for one more value of the flag before it.
+        _log.warning("no MODEL was given: serving the embedded one, demo")
     taken = bind(server)
     process = launch.start_engine(engine)
     return asyncio.run(_serve(engine, server, taken, process))

@@ -12,7 +12,7 @@ import httpx
 
 from octavo import launch
 from octavo.base.env import read_env
-from octavo.base.errors import GenerationError, InvalidRequestError, OctavoError
+from octavo.base.errors import ConfigError, GenerationError, InvalidRequestError, OctavoError
 from octavo.base.naming import unknown_name
 from octavo.config.engine import EngineConfig
 from octavo.config.flags import engine_config, given_options
@@ -99,7 +99,7 @@ def add_voice_flags(parser: argparse.ArgumentParser, *, temperature: float) -> N
 
 
 def wishes_of(parsed: Any) -> Wishes:
-    """Return how a command line wants answers; raises InvalidRequestError naming what is out of range."""
+    """Return how a command line wants answers; raises ConfigError naming what is out of range."""
     wishes = Wishes(
         max_tokens=parsed.max_tokens,
         temperature=parsed.temperature,
@@ -107,7 +107,10 @@ def wishes_of(parsed: Any) -> Wishes:
         top_k=parsed.top_k,
         seed=given_options(parsed).get("seed"),
     )
-    wishes.params()
+    try:
+        wishes.params()
+    except InvalidRequestError as error:
+        raise ConfigError(error.message, field=error.field) from error
     return wishes
 
 

@@ -21,7 +21,7 @@ def package() -> dict[str, ast.Module]:
 @functools.cache
 def texts() -> dict[str, str]:
     """Every text file that belongs to the repository: path from the root -> content."""
-    folders = ("octavo", "tests", "tools", "benchmarks", "docs", ".ci")
+    folders = ("octavo", "tests", "tools", "benchmarks", "docs", ".ci", ".github", "examples")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*")]
     files += [file for kind in ("md", "toml", "yml") for file in ROOT.glob(f"*.{kind}")]
     files += [ROOT / "Makefile", ROOT / "LICENSE", ROOT / ".pre-commit-config.yaml"]

@@ -19,6 +19,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.config.serve import ServeConfig
+from octavo.frontend.server.keys import ApiKeys
 from octavo.frontend.server.serve import bind, url_of
 from tests.server.fake_service import FakeService
 from tests.server.harness import CHAT, client, run
@@ -78,6 +79,24 @@ def test_without_a_key_only_health_is_open(service: FakeService, method: str, pa
     for key in ("first", "second"):
         (answer,) = _ask(service, config, (method, path, {"Authorization": f"bearer {key}"}))
         assert answer.status_code == STATUS.get(path, 200)
+
+
+def test_sockets_are_closed_without_a_key() -> None:
+    sent: list[Any] = []
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        sent.append("passed on")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask(**scope: Any) -> None:
+        await ApiKeys(app, ["first"])({"headers": [], **scope}, send, send)
+
+    run(ask(type="websocket", path="/v1/realtime"))
+    run(ask(type="websocket", path="/v1/realtime", headers=[(b"authorization", b"Bearer first")]))
+    run(ask(type="lifespan"))
+    assert sent == [{"type": "websocket.close", "code": 1008}, "passed on", "passed on"]
 
 
 def test_the_key_of_the_environment(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:

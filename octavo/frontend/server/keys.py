@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octavo.frontend.server.errors import AuthenticationError, error_response
 
 _OPEN = ("/health", "/ping")
+_POLICY_VIOLATION = 1008
 
 
 class ApiKeys:
@@ -24,8 +25,11 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with 401."""
-        if scope["type"] != "http" or scope["path"] in _OPEN or self._known(scope):
+        if scope["type"] == "lifespan" or scope["path"] in _OPEN or self._known(scope):
             await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
         error = AuthenticationError("a valid key is needed: send the header Authorization: Bearer KEY")
         await error_response(error)(scope, receive, send)

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo.base.errors import ConfigError, GenerationError, InvalidRequestError, OctavoError
+from octavo.base.errors import ConfigError, GenerationError, OctavoError
 from octavo.cli import chat, run
 from octavo.cli.chat import Conversation
 from octavo.cli.voices import HttpVoice, Piece, Turn, Wishes
@@ -255,7 +255,7 @@ def test_run_prints_one_answer(
     ):
         with pytest.raises(ConfigError, match=message):
             run.main(arguments)
-    with pytest.raises(InvalidRequestError, match="max_tokens must be between 1"):
+    with pytest.raises(ConfigError, match="max_tokens must be between 1"):
         run.main(["x", "--max-tokens", "0"])
 
 
