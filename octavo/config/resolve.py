@@ -41,8 +41,8 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
     )
     budget = config.schedule.max_num_batched_tokens
     if budget is None:
-        # A step of a CPU must stay short beside running streams; a GPU needs large products.
-        budget = 512 if device.kind == "cpu" else 8192
+        # A step of a CPU must stay short beside running streams, and take all that can run; a GPU needs large products.
+        budget = 256 if device.kind == "cpu" else 8192
         decisions.append(f"max_num_batched_tokens {budget}: fits a {device.kind}")
     return ResolvedConfig(
         dtype=dtype,

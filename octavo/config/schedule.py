@@ -15,7 +15,7 @@ class ScheduleConfig:
     max_num_seqs: int = option(256, "sequences that run at once", low=1, high=65536)
     max_num_batched_tokens: int | None = option(
         None,
-        "tokens computed in one step, prompts and outputs together; 512 on a CPU, 8192 elsewhere if not given",
+        "tokens computed in one step, prompts and outputs together; 256 on a CPU, 8192 elsewhere if not given",
         low=1,
     )
     scheduling_policy: Literal["fcfs", "priority"] = option(
