@@ -111,6 +111,7 @@ def test_bad_command_lines(
     empty.write_text("")
     other.write_text("a letter\n")
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setenv("OCTAVO_LOG_LEVEL", "INFO")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
