@@ -58,3 +58,14 @@ def known_variables() -> dict[str, str]:
 def set_variables() -> dict[str, str]:
     """Return the known variables that are set, with their values."""
     return {name: os.environ[name] for name in _KNOWN if name in os.environ}  # noqa: TID251
+
+
+def default_log_level(level: str) -> bool:
+    """Set the log level of this process's children, unless the user has set one; returns whether it was set.
+
+    The one variable that Octavo ever sets, so that all processes of a command are equally quiet.
+    """
+    if "OCTAVO_LOG_LEVEL" in os.environ:  # noqa: TID251
+        return False
+    os.environ["OCTAVO_LOG_LEVEL"] = level  # noqa: TID251
+    return True

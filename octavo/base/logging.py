@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from octavo.base.env import read_env
+from octavo.base.env import default_log_level, read_env
 
 _FORMAT = "%(levelname).1s %(asctime)s %(name)s] %(message)s"
 
@@ -22,3 +22,12 @@ def get_logger(name: str) -> logging.Logger:
         if level not in logging.getLevelNamesMapping():
             root.warning("OCTAVO_LOG_LEVEL %r is no level; INFO is used", level)
     return logging.getLogger(name)
+
+
+def quiet() -> None:
+    """Log warnings and errors only, here and in processes that are started from now on, unless the user wants otherwise.
+
+    For commands that talk to a person: what was decided while loading is for `octavo serve` and `octavo doctor`.
+    """
+    if default_log_level("WARNING"):
+        get_logger("octavo").setLevel("WARNING")

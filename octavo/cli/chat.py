@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo.base.env import read_env
 from octavo.base.errors import InvalidRequestError, OctavoError
+from octavo.base.logging import quiet
 from octavo.base.naming import unknown_name
 from octavo.cli.voices import Turn, Voice, Wishes, add_voice_flags, open_voice, wishes_of
 from octavo.config.flags import FlagParser, add_engine_flags, add_model
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--no-history", action="store_true", help="do not keep typed lines for the next time")
     add_engine_flags(parser)
     parsed = parser.parse_args(arguments)
+    quiet()
     wishes = wishes_of(parsed)
     with asyncio.Runner() as runner:
         voice = runner.run(open_voice(parsed))

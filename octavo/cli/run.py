@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from octavo.base.errors import ConfigError
+from octavo.base.logging import quiet
 from octavo.cli.voices import Turn, add_voice_flags, open_voice, wishes_of
 from octavo.config.flags import FlagParser, add_engine_flags
 
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     add_voice_flags(parser, temperature=0.0)
     add_engine_flags(parser)
     parsed = parser.parse_args(arguments)
+    quiet()
     if parsed.prompt == "-" and sys.stdin.isatty():
         parser.error("a prompt is needed, or text on standard input")
     prompt = sys.stdin.read() if parsed.prompt == "-" else parsed.prompt

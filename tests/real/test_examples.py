@@ -36,6 +36,12 @@ def test_scripts(script: str, shown: list[str]) -> None:
     assert [text for text in shown if text not in out] == [], out
 
 
+def test_a_command_that_talks_to_a_person_shows_no_log() -> None:
+    command = ["-m", "octavo.cli.main", "run", "--raw", "The capital of France is", "--max-tokens", "1"]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    assert (done.stdout, done.stderr) == (" Paris\n", "")
+
+
 def test_a_server_its_client_and_a_batch(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     with serving("--config", str(EXAMPLES / "serve.yaml")) as url:

@@ -16,9 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.routing import Route
 
 from octavo.base.errors import ConfigError
 from octavo.config.serve import ServeConfig
+from octavo.frontend.server.app import create_app
 from octavo.frontend.server.keys import ApiKeys
 from octavo.frontend.server.serve import bind, url_of
 from tests.server.fake_service import FakeService
@@ -79,6 +81,17 @@ def test_without_a_key_only_health_is_open(service: FakeService, method: str, pa
     for key in ("first", "second"):
         (answer,) = _ask(service, config, (method, path, {"Authorization": f"bearer {key}"}))
         assert answer.status_code == STATUS.get(path, 200)
+
+
+def test_no_route_is_forgotten(service: FakeService) -> None:
+    config = ServeConfig(api_key=("first",))
+    routes = [route for route in create_app(service, config, model="m").routes if isinstance(route, Route)]
+    asked = [(method, route.path, {}) for route in routes for method in sorted(route.methods or ()) if method != "HEAD"]
+    open_ones = {
+        path for (_, path, _), got in zip(asked, _ask(service, config, *asked), strict=True) if got.status_code != 401
+    }
+    assert len(asked) > 10
+    assert open_ones == {"/health", "/ping"}
 
 
 def test_sockets_are_closed_without_a_key() -> None:

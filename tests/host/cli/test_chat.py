@@ -54,6 +54,12 @@ class Parrot:
         pass
 
 
+@pytest.fixture(autouse=True)
+def log_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands make logs quiet; other tests want them."""
+    monkeypatch.setenv("OCTAVO_LOG_LEVEL", "INFO")
+
+
 @pytest.fixture
 def parrot() -> Parrot:
     return Parrot()

@@ -70,3 +70,15 @@ def test_a_value_out_of_range_names_the_flag(capsys: pytest.CaptureFixture[str])
     assert cli.main(["serve", "demo", "--max_num_seqs", "0"]) == 2
     expected = "octavo serve: error: max_num_seqs must be between 1 and 65536, not 0 (--max-num-seqs)\n"
     assert capsys.readouterr().err == expected
+
+
+# argparse does not mind who reads its help.
+@pytest.mark.parametrize(("arguments", "status"), [(["--help"], 1), (["serve", "--help"], 0), (["doctor"], 1)])
+def test_a_reader_that_leaves_is_no_error(arguments: list[str], status: int) -> None:
+    command = [sys.executable, "-m", "octavo.cli.main", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert "Error" not in process.stderr.read()
+    assert process.returncode == status
