@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tests.kernels import formulas
-from tests.kernels.binding import NAN, TOLERANCE, candidates, kernel
+from tests.kernels.binding import NAN, TOLERANCE, candidates, cases, kernel
 
-DTYPES = ["float32", "bfloat16"]
 TOKENS = [1, 7, 63, 130]
 
 
@@ -22,9 +21,7 @@ def _close(found: torch.Tensor, expected: torch.Tensor, dtype: str) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype], atol=bound)
 
 
-@pytest.mark.parametrize("name", candidates("rms_norm"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("rms_norm", TOKENS))
 @pytest.mark.parametrize("size", [8, 80, 577])
 def test_rms_norm(name: str, dtype: str, tokens: int, size: int) -> None:
     x, weight = 3 * _random(tokens, size, dtype=dtype), _random(size, dtype=dtype, seed=1)
@@ -34,16 +31,15 @@ def test_rms_norm(name: str, dtype: str, tokens: int, size: int) -> None:
     assert torch.equal(x, before)
 
 
-def test_rms_norm_of_heads_inside_a_wider_row_and_of_zeros() -> None:
+@pytest.mark.parametrize("name", candidates("rms_norm"))
+def test_rms_norm_of_heads_inside_a_wider_row_and_of_zeros(name: str) -> None:
     wide, weight = _random(7, 5, 64, dtype="float32"), _random(64, dtype="float32", seed=1)
-    run = kernel("rms_norm", "torch", "float32")
+    run = kernel("rms_norm", name, "float32")
     _close(run(wide[:, 1:4], weight, 1e-6), formulas.rms_norm(wide[:, 1:4], weight, 1e-6), "float32")
     assert torch.equal(run(torch.zeros(2, 64), weight, 1e-6), torch.zeros(2, 64))
 
 
-@pytest.mark.parametrize("name", candidates("add_rms_norm"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("add_rms_norm", TOKENS))
 def test_add_rms_norm(name: str, dtype: str, tokens: int) -> None:
     x, residual = _random(tokens, 80, dtype=dtype), 2 * _random(tokens, 80, dtype=dtype, seed=1)
     weight = _random(80, dtype=dtype, seed=2)
@@ -53,8 +49,7 @@ def test_add_rms_norm(name: str, dtype: str, tokens: int) -> None:
     _close(found, formulas.rms_norm(total, weight, 1e-6), dtype)
 
 
-@pytest.mark.parametrize("name", candidates("layer_norm"))
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "dtype"), cases("layer_norm"))
 @pytest.mark.parametrize("size", [8, 80, 577])
 @pytest.mark.parametrize("terms", ["weight", "bias", "both", "none"])
 def test_layer_norm(name: str, dtype: str, size: int, terms: str) -> None:
@@ -74,9 +69,7 @@ def test_layer_norm_of_heads_inside_a_wider_row(name: str) -> None:
     _close(found, formulas.layer_norm(wide[:, 1:4], weight, None, 1e-6), "float32")
 
 
-@pytest.mark.parametrize("name", candidates("add_layer_norm"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("add_layer_norm", TOKENS))
 def test_add_layer_norm(name: str, dtype: str, tokens: int) -> None:
     x, residual = _random(tokens, 80, dtype=dtype), 2 * _random(tokens, 80, dtype=dtype, seed=1)
     weight, bias = _random(2, 80, dtype=dtype, seed=2)
@@ -86,9 +79,7 @@ def test_add_layer_norm(name: str, dtype: str, tokens: int) -> None:
     _close(found, formulas.layer_norm(total, weight, bias, 1e-6), dtype)
 
 
-@pytest.mark.parametrize("name", candidates("rope"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("rope", TOKENS))
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "rotated"), [(1, 1, 8, 8), (3, 1, 64, 64), (9, 3, 80, 32)])
 def test_rope(name: str, dtype: str, tokens: int, heads: int, kv_heads: int, dim: int, rotated: int) -> None:
     angles = 1.0 / 100.0 ** (torch.arange(rotated // 2, dtype=torch.float64) / rotated * 2)
@@ -106,9 +97,7 @@ def test_rope(name: str, dtype: str, tokens: int, heads: int, kv_heads: int, dim
     assert torch.equal(v, untouched)
 
 
-@pytest.mark.parametrize("name", candidates("gated_activation"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("gated_activation", TOKENS))
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_gated_activation(name: str, dtype: str, tokens: int, activation: str) -> None:
     fused = 3 * _random(tokens, 2 * 77, dtype=dtype)
@@ -119,8 +108,7 @@ def test_gated_activation(name: str, dtype: str, tokens: int, activation: str) -
     assert torch.equal(fused, before)
 
 
-@pytest.mark.parametrize("name", candidates("activation"))
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "dtype"), cases("activation"))
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_activation(name: str, dtype: str, activation: str) -> None:
     x = 3 * _random(63, 77, dtype=dtype)
@@ -129,9 +117,7 @@ def test_activation(name: str, dtype: str, activation: str) -> None:
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("name", candidates("page_write"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("page_write", TOKENS))
 @pytest.mark.parametrize(("kv_heads", "dim"), [(1, 8), (3, 64), (9, 80)])
 def test_page_write(name: str, dtype: str, tokens: int, kv_heads: int, dim: int) -> None:
     block, num_pages = 16, 40

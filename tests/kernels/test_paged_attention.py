@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.ops.paged_attention import Scoring
 from octavo.ops.paged_attention import reference as torch_reference
 from tests.kernels import formulas
-from tests.kernels.binding import NAN, TOLERANCE, candidates, kernel
+from tests.kernels.binding import NAN, TOLERANCE, candidates, cases, kernel
 
 HEADS = [(1, 1, 8), (3, 1, 64), (3, 3, 80), (9, 3, 64)]
 # (tokens after the step, of them queries)
@@ -80,8 +81,7 @@ def _close(found: Tensor, expected: Tensor, dtype: str) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", candidates("paged_attention"))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "dtype"), cases("paged_attention"))
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rows", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
 def test_full_attention(name: str, dtype: str, heads: tuple[int, int, int], rows: Sequence[tuple[int, int]]) -> None:
@@ -149,6 +149,18 @@ def test_long_prompts_are_cut_into_tiles(monkeypatch: pytest.MonkeyPatch, window
     scoring = Scoring(scale=0.2, window=window)
     batch = Batch(CHUNKS, (3, 1, 8), "float32", window)
     _close(batch.run("torch", "float32", scoring), batch.expected(scoring), "float32")
+
+
+@pytest.mark.parametrize("name", [name for name in candidates("paged_attention") if "triton" in str(name)])
+def test_decodes_beside_chunks_have_a_launch_of_their_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(import_module("octavo.ops.paged_attention.triton"), "_FEW_TOKENS", 16)
+    scoring = Scoring(scale=0.2, window=70)
+    batch = Batch(((130, 1), (63, 7), (1, 1), (90, 30)), (3, 1, 8), "float32", 70)
+    expected = batch.expected(scoring)
+    batch.q = torch.cat((batch.q, torch.full((9, 3, 8), NAN)))
+    found = batch.run(name, "float32", scoring)
+    _close(found[: len(expected)], expected, "float32")
+    assert torch.equal(found[len(expected) :], torch.zeros(9, 3, 8))
 
 
 @pytest.mark.parametrize("name", candidates("paged_attention"))

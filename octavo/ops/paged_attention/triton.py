@@ -1,0 +1,472 @@
+"""Paged attention in Triton: one kernel for decodes, chunks and mixed batches.
+
+A program takes a few queries of one row, all query heads that share a key head (or a tile of them), and one of S splits of
+the keys that these queries see; a second kernel adds up the splits. What a program works on follows from its number and from
+tensors on the device alone, so a captured launch stays right when rows, lengths and tables change.
+
+Shapes: T tokens, R rows, H query heads, K key/value heads, G = H / K, D head size, S splits, M query rows of a program
+(queries times heads), N keys of a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.ops.paged_attention import Scoring
+from octavo.ops.triton_target import precision_of, shared_bytes
+
+# Programs that keep a large device busy; fewer are cut into splits of at least _LEAST_KEYS keys.
+_PROGRAMS = 512
+_MOST_SPLITS, _LEAST_KEYS = 64, 128
+# Up to this many tokens, chunks are cut into splits too.
+_FEW_TOKENS = 256
+
+
+@triton.jit
+def row_of(starts_ptr, place, num_rows, QUERIES: tl.constexpr, BLOCKS: tl.constexpr):
+    """Return the row of a token, or of a block of queries if BLOCKS; num_rows if it has none.
+
+    Every row begins a block of its own: block `starts[r] // QUERIES + r` is its first.
+    """
+    low, high = 0, num_rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        begins = tl.load(starts_ptr + middle)
+        if BLOCKS:
+            begins = begins // QUERIES + middle
+        if begins <= place:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit
+def weigh(
+    scores,
+    places,
+    positions,
+    slopes,
+    largest,
+    scale,
+    softcap,
+    window,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Return (weights, largest score, factor for what was summed before), all to base 2. scores: [M, N]."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    if HAS_SOFTCAP:
+        small = tl.exp2(tl.abs(scores) * (scale / softcap * (-2.0 * LOG2_E)))
+        capped = (1.0 - small) / (1.0 + small) * (softcap * LOG2_E)
+        scores = tl.where(scores * scale < 0.0, -capped, capped)
+    else:
+        scores = scores * (scale * LOG2_E)
+    if HAS_SLOPES:
+        scores -= slopes[:, None] * LOG2_E * (positions[:, None] - places[None, :]).to(tl.float32)
+    if MASKED:
+        seen = places[None, :] <= positions[:, None]
+        if HAS_WINDOW:
+            seen &= places[None, :] > positions[:, None] - window
+        scores = tl.where(seen, scores, float("-inf"))
+    highest = tl.maximum(largest, tl.max(scores, 1))
+    # A row that has seen nothing yet: minus infinity less itself is no number.
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    return tl.exp2(scores - base[:, None]), highest, tl.exp2(largest - base)
+
+
+@triton.jit
+def _tiles(
+    sums,
+    total,
+    largest,
+    q,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    positions,
+    slopes,
+    scale,
+    softcap,
+    window,
+    low,
+    high,
+    begin,
+    end,
+    page_stride,
+    offset_stride,
+    table_column,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Fold the tiles low..high into the sums [M, D], the totals [M] and the largest scores [M]. MASKED: not all see all."""
+    features = tl.arange(0, D)
+    # Pages are looked up one tile ahead, so that keys and values never wait for a table.
+    places = low * N + tl.arange(0, N)
+    pages = tl.load(table_ptr + places // BLOCK * table_column, mask=(places >= begin) & (places < end), other=0)
+    for _ in range(low, high):
+        at = pages.to(tl.int64) * page_stride + places % BLOCK * offset_stride
+        if MASKED or SIZE < D:
+            here = ((places >= begin) & (places < end))[:, None] & (features < SIZE)[None, :]
+            keys = tl.load(keys_ptr + at[:, None] + features[None, :], mask=here, other=0.0)
+            values = tl.load(values_ptr + at[:, None] + features[None, :], mask=here, other=0.0)
+        else:
+            keys = tl.load(keys_ptr + at[:, None] + features[None, :])
+            values = tl.load(values_ptr + at[:, None] + features[None, :])
+        coming = places + N
+        pages = tl.load(table_ptr + coming // BLOCK * table_column, mask=(coming >= begin) & (coming < end), other=0)
+        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+        weights, largest, factor = weigh(
+            scores, places, positions, slopes, largest, scale, softcap, window,
+            HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, MASKED,
+        )  # fmt: skip
+        total = total * factor + tl.sum(weights, 1)
+        sums = tl.dot(weights.to(values.dtype), values, sums * factor[:, None], input_precision=PRECISION)
+        places = coming
+    return sums, total, largest
+
+
+@triton.jit(
+    do_not_specialize=["window", "num_tokens", "num_rows", "table_row"], do_not_specialize_on_alignment=["table_ptr"]
+)
+def _attend(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    table_ptr,
+    starts_ptr,
+    lengths_ptr,
+    slopes_ptr,
+    sinks_ptr,
+    out_ptr,
+    parts_ptr,
+    lses_ptr,
+    scale,
+    softcap,
+    window,
+    num_tokens,
+    num_rows,
+    q_token,
+    q_head,
+    page_stride,
+    head_stride,
+    offset_stride,
+    table_row,
+    table_column,
+    BY: tl.constexpr,
+    SKIP_ONES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LEAST: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SIZE: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    HEAD_TILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    place, split = tl.program_id(0), tl.program_id(2)
+    key_head, first_head = tl.program_id(1) // HEAD_TILES, tl.program_id(1) % HEAD_TILES * HEADS
+    # Which row, which queries.
+    row = place
+    if BY == "block":
+        row = row_of(starts_ptr, place, num_rows, QUERIES, True)
+    if BY == "token":
+        # Mostly every row has one token.
+        known = tl.minimum(place, num_rows - 1)
+        if (tl.load(starts_ptr + known) != place) | (tl.load(starts_ptr + known + 1) != place + 1):
+            row = row_of(starts_ptr, place, num_rows, 1, False)
+    first, length, stop = tl.load(starts_ptr + row), 0, num_tokens
+    if row < num_rows:
+        length, stop = tl.load(lengths_ptr + row), tl.load(starts_ptr + row + 1)
+    query = first
+    if BY == "token":
+        query = place
+    if BY == "block":
+        query = first + (place - first // QUERIES - row) * QUERIES
+        if query >= stop:
+            return
+    if BY == "row":
+        if stop != first + 1:
+            return
+    if SKIP_ONES:
+        if (row < num_rows) & (stop == first + 1):
+            return
+    members = tl.arange(0, M)
+    queries, heads = query + members // HEADS, first_head + members % HEADS
+    here = (queries < stop) & (members < QUERIES * HEADS) & (heads < GROUP)
+    heads += key_head * GROUP
+    # Which keys: those of the first query's window up to the last query.
+    cached = length - (stop - first) - first
+    positions = tl.where(here, cached + queries, -1)
+    end = tl.where(row < num_rows, cached + tl.minimum(query + QUERIES, stop), 0)
+    begin = 0
+    if HAS_WINDOW:
+        begin = tl.maximum(cached + query + 1 - window, 0)
+    low, high = begin // N, tl.cdiv(end, N)
+    if SPLITS > 1:
+        share = tl.maximum(tl.cdiv(high - low, SPLITS), LEAST)
+        low = low + split * share
+        high = tl.minimum(low + share, high)
+    features = tl.arange(0, D)
+    outs = here[:, None] & (features < SIZE)[None, :]
+    q_at = queries[:, None].to(tl.int64) * q_token + heads[:, None] * q_head + features[None, :]
+    q = tl.load(q_ptr + q_at, mask=outs, other=0.0)
+    slopes = positions.to(tl.float32)
+    if HAS_SLOPES:
+        slopes = tl.load(slopes_ptr + heads, mask=here, other=0.0).to(tl.float32)
+    keys_ptr += key_head.to(tl.int64) * head_stride
+    values_ptr += key_head.to(tl.int64) * head_stride
+    table_ptr += row.to(tl.int64) * table_row
+    sums, total = tl.zeros([M, D], tl.float32), tl.zeros([M], tl.float32)
+    largest = tl.full([M], float("-inf"), tl.float32)
+    # Where every query sees every key of a tile, nothing is masked. One query alone has no time to lose between loops.
+    plain, ragged = low, low
+    if HAS_WINDOW and QUERIES > 1:
+        plain = tl.minimum(tl.maximum(low, tl.cdiv(tl.maximum(end - window, 0), N)), high)
+        sums, total, largest = _tiles(
+            sums, total, largest, q, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
+            low, plain, begin, end, page_stride, offset_stride, table_column,
+            SIZE, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, True, PRECISION,
+        )  # fmt: skip
+    if QUERIES > 1:
+        ragged = tl.maximum(tl.minimum((cached + query + 1) // N, high), plain)
+        sums, total, largest = _tiles(
+            sums, total, largest, q, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
+            plain, ragged, begin, end, page_stride, offset_stride, table_column,
+            SIZE, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, False, PRECISION,
+        )  # fmt: skip
+    sums, total, largest = _tiles(
+        sums, total, largest, q, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
+        ragged, high, begin, end, page_stride, offset_stride, table_column,
+        SIZE, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, True, PRECISION,
+    )  # fmt: skip
+    num_heads = tl.num_programs(1) // HEAD_TILES * GROUP
+    if SPLITS == 1:
+        if HAS_SINKS:
+            sinks = tl.load(sinks_ptr + heads, mask=here, other=0.0).to(tl.float32) * LOG2_E
+            highest = tl.maximum(largest, sinks)
+            sums *= tl.exp2(largest - highest)[:, None]
+            total = total * tl.exp2(largest - highest) + tl.exp2(sinks - highest)
+        sums /= tl.where(total > 0.0, total, 1.0)[:, None]
+        out_at = (queries[:, None].to(tl.int64) * num_heads + heads[:, None]) * SIZE + features[None, :]
+        tl.store(out_ptr + out_at, sums.to(out_ptr.dtype.element_ty), mask=outs)
+    else:
+        owners = queries
+        if BY == "row":
+            owners = row + tl.zeros([M], tl.int32)
+        at = (owners.to(tl.int64) * num_heads + heads) * SPLITS + split
+        tl.store(lses_ptr + at, largest + tl.log2(total), mask=here)
+        if low < high:
+            sums /= tl.where(total > 0.0, total, 1.0)[:, None]
+            tl.store(parts_ptr + at[:, None] * SIZE + features[None, :], sums, mask=outs)
+
+
+@triton.jit
+def add_up(
+    parts_ptr,
+    lses_ptr,
+    starts_ptr,
+    sinks_ptr,
+    out_ptr,
+    BY_ROW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    S: tl.constexpr,
+    SIZE: tl.constexpr,
+    D: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """Add up one head's splits, weighted by their log-sum-exps (to base 2)."""
+    place, head, num_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    token = place
+    if BY_ROW:
+        token = tl.load(starts_ptr + place).to(tl.int64)
+        if tl.load(starts_ptr + place + 1) != token + 1:
+            return
+    splits, features = tl.arange(0, S), tl.arange(0, D)
+    at = (place * num_heads + head) * SPLITS + splits
+    lses = tl.load(lses_ptr + at, mask=splits < SPLITS, other=float("-inf"))
+    largest = tl.max(lses, 0)
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
+        largest = tl.maximum(largest, sink)
+    weights = tl.exp2(lses - tl.where(largest == float("-inf"), 0.0, largest))
+    total = tl.sum(weights, 0)
+    if HAS_SINKS:
+        total += tl.exp2(sink - largest)
+    # Splits without keys wrote nothing.
+    wrote = (lses > float("-inf"))[:, None] & (features < SIZE)[None, :]
+    parts = tl.load(parts_ptr + at[:, None] * SIZE + features[None, :], mask=wrote, other=0.0)
+    sums = tl.sum(parts * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    out_at = (token * num_heads + head) * SIZE + features
+    tl.store(out_ptr + out_at, sums.to(out_ptr.dtype.element_ty), mask=features < SIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How programs are cut: M query rows, N keys a tile, tiles in flight, warps."""
+
+    rows: int
+    keys: int
+    stages: int
+    warps: int
+
+
+def tiling(rows: int, features: int, itemsize: int, shared: int) -> Tiling:
+    """Choose a tiling. rows: M that is wanted. features: of a key and its value together. shared: bytes that a program has."""
+    wide = features * itemsize > 512
+    rows = max(16, min(rows, 64 if wide else 128))
+    keys = 32 if wide else 64
+    tile = keys * features * itemsize
+    stages = max(1, min(3 if rows <= 64 else 2, (shared - rows * features * itemsize // 2) // tile))
+    return Tiling(rows=rows, keys=keys, stages=stages, warps=8 if rows == 128 else 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One launch of the kernel. by: what program axis 0 counts ("row", "token", "block" of queries)."""
+
+    by: str
+    num_places: int
+    skip_ones: bool
+    queries: int
+    splits: int
+
+
+def launches(num_tokens: int, num_rows: int, width: int, heads: int, capacity: int) -> list[Launch]:
+    """Choose the launches from shapes alone. heads: programs for the heads. width: queries of a block at most.
+
+    capacity: keys that a row can have.
+    """
+
+    def splits(programs: int) -> int:
+        return max(1, min(triton.cdiv(_PROGRAMS, programs), capacity // _LEAST_KEYS, _MOST_SPLITS))
+
+    if num_tokens <= num_rows:
+        return [
+            Launch(by="token", num_places=num_tokens, skip_ones=False, queries=1, splits=splits(num_tokens * heads))
+        ]
+    few = num_tokens <= _FEW_TOKENS
+    queries = min(width, triton.next_power_of_2(triton.cdiv(num_tokens, num_rows))) if few else width
+    num_blocks = num_tokens // queries + num_rows + 1
+    block = Launch(
+        by="block",
+        num_places=num_blocks,
+        skip_ones=num_rows > 1 and not few,
+        queries=queries,
+        splits=splits(num_blocks * heads) if few else 1,
+    )
+    if not block.skip_ones:
+        return [block]
+    row = Launch(by="row", num_places=num_rows, skip_ones=False, queries=1, splits=splits(num_rows * heads))
+    return [row, block]
+
+
+def paged_attention(
+    q: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    table: Tensor,
+    query_starts: Tensor,
+    lengths: Tensor,
+    scoring: Scoring,
+) -> Tensor:
+    """See `PagedAttention`."""
+    num_tokens, num_heads, size = q.shape
+    num_rows, group, block = len(lengths), num_heads // key_pages.shape[1], key_pages.shape[2]
+    assert q.stride(2) == 1 and key_pages.stride(3) == 1 and key_pages.stride() == value_pages.stride()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    heads, D = min(triton.next_power_of_2(group), 64), max(16, triton.next_power_of_2(size))
+    head_programs = num_heads // group * triton.cdiv(group, heads)
+    shared, precision = shared_bytes(), precision_of(q.dtype)
+    width = tiling(128, 2 * D, q.itemsize, shared).rows // heads
+    for launch in launches(num_tokens, num_rows, width, head_programs, table.shape[1] * block):
+        tiles = tiling(launch.queries * heads, 2 * D, q.itemsize, shared)
+        by_row, splits = launch.by == "row", launch.splits
+        places = num_rows if by_row else num_tokens
+        parts = lses = out
+        if splits > 1:
+            parts = torch.empty((places, num_heads, splits, size), dtype=torch.float32, device=q.device)
+            lses = torch.empty((places, num_heads, splits), dtype=torch.float32, device=q.device)
+        _attend[(launch.num_places, head_programs, splits)](
+            q,
+            key_pages,
+            value_pages,
+            table,
+            query_starts,
+            lengths,
+            scoring.slopes,
+            scoring.sinks,
+            out,
+            parts,
+            lses,
+            scoring.scale,
+            scoring.softcap or 0.0,
+            scoring.window or 0,
+            num_tokens,
+            num_rows,
+            q.stride(0),
+            q.stride(1),
+            key_pages.stride(0),
+            key_pages.stride(1),
+            key_pages.stride(2),
+            table.stride(0),
+            table.stride(1),
+            BY=launch.by,
+            SKIP_ONES=launch.skip_ones,
+            SPLITS=splits,
+            LEAST=_LEAST_KEYS // tiles.keys,
+            GROUP=group,
+            HEADS=heads,
+            QUERIES=launch.queries,
+            SIZE=size,
+            M=tiles.rows,
+            D=D,
+            N=tiles.keys,
+            BLOCK=block,
+            HAS_SOFTCAP=scoring.softcap is not None,
+            HAS_SLOPES=scoring.slopes is not None,
+            HAS_SINKS=scoring.sinks is not None,
+            HAS_WINDOW=scoring.window is not None,
+            PRECISION=precision,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+        if splits > 1:
+            add_up[(places, num_heads)](
+                parts,
+                lses,
+                query_starts,
+                scoring.sinks,
+                out,
+                BY_ROW=by_row,
+                SPLITS=splits,
+                S=triton.next_power_of_2(splits),
+                SIZE=size,
+                D=D,
+                HAS_SINKS=scoring.sinks is not None,
+                num_warps=4,
+            )
+    return out
