@@ -104,6 +104,8 @@ class _Copies:
             _, there = self._stored.setdefault(here.data_ptr(), (here, here.cuda()))
             flat = torch.tensor([], dtype=value.dtype, device="cuda").set_(there.untyped_storage())
             return flat.as_strided(value.shape, value.stride(), value.storage_offset())
+        if isinstance(value, tuple):
+            return tuple(self.of(item) for item in value)
         if is_dataclass(value) and not isinstance(value, type):
             return replace(value, **{field.name: self.of(getattr(value, field.name)) for field in fields(value)})
         return value

@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from octavo.base.registry import import_path
 from octavo.ops.paged_attention import Scoring
+from octavo.ops.rope_write import HeadNorms, Rotation
 from octavo.ops.triton_target import shared_bytes
 
 BFLOAT16, TOKENS = torch.bfloat16, 5
@@ -68,6 +69,9 @@ def calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield "rope.triton:rope", (q, k, places, torch.randn(40, 128))
     pages = random(10, 2, 8, 16, 128).unbind(1)
     yield "page_write.triton:page_write", (k, v, *pages, places, places)
+    norms = HeadNorms(q=weight, k=weight, eps=1e-6)
+    rotation = Rotation(positions=places, table=torch.randn(40, 128))
+    yield "rope_write.triton:rope_write", (q, k, v, norms, rotation, pages, places, places)
     yield "page_copy.triton:page_copy", (torch.zeros(9, 4096, dtype=torch.uint8), places[:2], places[2:4])
     yield from attention_calls()
     gate, up = random(TOKENS, 2 * 3072).chunk(2, -1)

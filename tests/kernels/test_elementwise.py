@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from octavo.ops.rope_write import HeadNorms, Rotation
 from tests.kernels import formulas
 from tests.kernels.binding import NAN, TOLERANCE, candidates, cases, kernel
 
@@ -15,10 +16,10 @@ def _random(*shape: int, dtype: str, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, dtype))
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor, dtype: str) -> None:
+def _close(found: torch.Tensor, expected: torch.Tensor, dtype: str, roundings: int = 1) -> None:
     assert found.dtype == getattr(torch, dtype)
-    bound = TOLERANCE[dtype] * float(expected.abs().max())
-    torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype], atol=bound)
+    rtol = roundings * TOLERANCE[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(("name", "dtype", "tokens"), cases("rms_norm", TOKENS))
@@ -133,6 +134,54 @@ def test_page_write(name: str, dtype: str, tokens: int, kv_heads: int, dim: int)
     for token, (page, offset) in enumerate(zip(pages.tolist(), offsets.tolist(), strict=True)):
         assert torch.equal(key_pages[page, :, offset], key[token])
         assert torch.equal(value_pages[page, :, offset], value[token])
+    assert int((~pool.isnan()).sum()) == 2 * tokens * kv_heads * dim, "something else was written"
+
+
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("rope_write", TOKENS))
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "rotated"), [(1, 1, 8, 8), (9, 3, 80, 32), (6, 2, 64, 64)])
+@pytest.mark.parametrize(("normalized", "interleaved"), [(True, False), (False, True), (True, True)])
+def test_rope_write(
+    name: str,
+    dtype: str,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    rotated: int,
+    normalized: bool,
+    interleaved: bool,
+) -> None:
+    block, num_pages, size = 16, 40, kv_heads * 16 * dim
+    pool = torch.full((num_pages, 5 * size), NAN, dtype=getattr(torch, dtype))
+    planes = [pool[:, at * size : (at + 1) * size].unflatten(1, (kv_heads, block, dim)) for at in (1, 3)]
+    columns = torch.randperm(num_pages * block, generator=torch.Generator().manual_seed(4))[:tokens]
+    # A column of a wider table, as a layer in the second of three pages a block sees it.
+    pages, offsets = (columns // block)[:, None].repeat(1, 3)[:, 1], columns % block
+    angles = 1.0 / 100.0 ** (torch.arange(rotated // 2, dtype=torch.float64) / rotated * 2)
+    turns = torch.arange(200, dtype=torch.float64)[:, None] * angles
+    positions = torch.randint(200, (tokens,), generator=torch.Generator().manual_seed(3))
+    rotation = Rotation(
+        positions=positions, table=torch.cat((turns.cos(), turns.sin()), -1).float(), interleaved=interleaved
+    )
+    norms = HeadNorms(q=_random(dim, dtype=dtype, seed=1), k=_random(dim, dtype=dtype, seed=2), eps=1e-5)
+    fused = 3 * _random(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
+    q, k, v = fused.split([heads, kv_heads, kv_heads], 1)
+    expected, before = [q.double(), k.double()], v.clone()
+    if normalized:
+        # Rounded between, as the reference does.
+        weights = norms.q, norms.k
+        expected = [formulas.rms_norm(x, weight, 1e-5).to(q.dtype) for x, weight in zip((q, k), weights, strict=True)]
+    # Pairs side by side are pairs apart in another order.
+    order = torch.arange(dim)
+    if interleaved:
+        order[:rotated] = torch.cat((torch.arange(0, rotated, 2), torch.arange(1, rotated, 2)))
+    expected = [formulas.rotated(x[..., order], positions, angles)[..., order.argsort()] for x in expected]
+    run = kernel("rope_write", name, dtype)
+    found = run(q, k, v, norms if normalized else None, rotation, tuple(planes), pages, offsets)
+    _close(found, expected[0], dtype, 4)
+    keys, values = (plane[pages, :, offsets] for plane in planes)
+    _close(keys, expected[1], dtype, 4)
+    assert torch.equal(values, before)
     assert int((~pool.isnan()).sum()) == 2 * tokens * kv_heads * dim, "something else was written"
 
 

@@ -25,6 +25,8 @@ _PROGRAMS = 512
 _MOST_SPLITS, _LEAST_KEYS = 64, 128
 # Up to this many tokens, chunks are cut into splits too.
 _FEW_TOKENS = 256
+# Queries of a block where rows have no more than that on average (drafts to check).
+_FEW_QUERIES = 4
 
 
 @triton.jit
@@ -169,7 +171,7 @@ def _attend(
     table_column,
     BY: tl.constexpr,
     SKIP_ONES: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     LEAST: tl.constexpr,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
@@ -226,8 +228,9 @@ def _attend(
     if HAS_WINDOW:
         begin = tl.maximum(cached + query + 1 - window, 0)
     low, high = begin // N, tl.cdiv(end, N)
-    if SPLITS > 1:
-        share = tl.maximum(tl.cdiv(high - low, SPLITS), LEAST)
+    num_splits = tl.num_programs(2)
+    if SPLIT:
+        share = tl.maximum(tl.cdiv(high - low, num_splits), LEAST)
         low = low + split * share
         high = tl.minimum(low + share, high)
     features = tl.arange(0, D)
@@ -264,7 +267,7 @@ def _attend(
         SIZE, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, True, PRECISION,
     )  # fmt: skip
     num_heads = tl.num_programs(1) // HEAD_TILES * GROUP
-    if SPLITS == 1:
+    if not SPLIT:
         if HAS_SINKS:
             sinks = tl.load(sinks_ptr + heads, mask=here, other=0.0).to(tl.float32) * LOG2_E
             highest = tl.maximum(largest, sinks)
@@ -277,22 +280,22 @@ def _attend(
         owners = queries
         if BY == "row":
             owners = row + tl.zeros([M], tl.int32)
-        at = (owners.to(tl.int64) * num_heads + heads) * SPLITS + split
+        at = (owners.to(tl.int64) * num_heads + heads) * num_splits + split
         tl.store(lses_ptr + at, largest + tl.log2(total), mask=here)
         if low < high:
             sums /= tl.where(total > 0.0, total, 1.0)[:, None]
             tl.store(parts_ptr + at[:, None] * SIZE + features[None, :], sums, mask=outs)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def add_up(
     parts_ptr,
     lses_ptr,
     starts_ptr,
     sinks_ptr,
     out_ptr,
+    num_splits,
     BY_ROW: tl.constexpr,
-    SPLITS: tl.constexpr,
     S: tl.constexpr,
     SIZE: tl.constexpr,
     D: tl.constexpr,
@@ -306,8 +309,8 @@ def add_up(
         if tl.load(starts_ptr + place + 1) != token + 1:
             return
     splits, features = tl.arange(0, S), tl.arange(0, D)
-    at = (place * num_heads + head) * SPLITS + splits
-    lses = tl.load(lses_ptr + at, mask=splits < SPLITS, other=float("-inf"))
+    at = (place * num_heads + head) * num_splits + splits
+    lses = tl.load(lses_ptr + at, mask=splits < num_splits, other=float("-inf"))
     largest = tl.max(lses, 0)
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
@@ -369,7 +372,7 @@ def launches(num_tokens: int, num_rows: int, width: int, heads: int, capacity: i
             Launch(by="token", num_places=num_tokens, skip_ones=False, queries=1, splits=splits(num_tokens * heads))
         ]
     few = num_tokens <= _FEW_TOKENS
-    queries = min(width, triton.next_power_of_2(triton.cdiv(num_tokens, num_rows))) if few else width
+    queries = min(width, _FEW_QUERIES) if num_tokens <= _FEW_QUERIES * num_rows else width
     num_blocks = num_tokens // queries + num_rows + 1
     block = Launch(
         by="block",
@@ -436,7 +439,7 @@ def paged_attention(
             table.stride(1),
             BY=launch.by,
             SKIP_ONES=launch.skip_ones,
-            SPLITS=splits,
+            SPLIT=splits > 1,
             LEAST=_LEAST_KEYS // tiles.keys,
             GROUP=group,
             HEADS=heads,
@@ -461,9 +464,9 @@ def paged_attention(
                 query_starts,
                 scoring.sinks,
                 out,
+                splits,
                 BY_ROW=by_row,
-                SPLITS=splits,
-                S=triton.next_power_of_2(splits),
+                S=8 if splits <= 8 else _MOST_SPLITS,
                 SIZE=size,
                 D=D,
                 HAS_SINKS=scoring.sinks is not None,
