@@ -95,6 +95,15 @@ def attention_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
         starts = torch.zeros(rows + 1, dtype=torch.int32)
         q = random(tokens, 8, size, dtype=dtype)
         yield "paged_attention.triton:paged_attention", (q, *planes, table, starts, lengths, scoring)
+        if scoring is plain:
+            yield "cross_attention.triton:cross_attention", (q, *planes, table, starts, lengths, 0.1)
+            yield "row_attention.triton:row_attention", (q, q, q, starts, 0.1)
+    latents, q = random(10, 1, 16, 576), random(3, 16, 576)
+    table, lengths = torch.zeros(3, 100, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    yield (
+        "latent_attention.triton:latent_attention",
+        (q, latents, 512, table, torch.arange(4, dtype=torch.int32), lengths, plain),
+    )
 
 
 def main(backend: str, arch: str) -> None:

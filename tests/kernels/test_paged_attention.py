@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention import Scoring, tiling
 from octavo.ops.paged_attention import reference as torch_reference
 from tests.kernels import formulas
 from tests.kernels.binding import NAN, TOLERANCE, candidates, cases, kernel
@@ -153,7 +152,7 @@ def test_long_prompts_are_cut_into_tiles(monkeypatch: pytest.MonkeyPatch, window
 
 @pytest.mark.parametrize("name", [name for name in candidates("paged_attention") if "triton" in str(name)])
 def test_decodes_beside_chunks_have_a_launch_of_their_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(import_module("octavo.ops.paged_attention.triton"), "_FEW_TOKENS", 16)
+    monkeypatch.setattr(tiling, "_FEW_TOKENS", 16)
     scoring = Scoring(scale=0.2, window=70)
     batch = Batch(((130, 1), (63, 7), (1, 1), (90, 30)), (3, 1, 8), "float32", 70)
     expected = batch.expected(scoring)

@@ -1,4 +1,4 @@
-"""Paged attention in Triton: one kernel for decodes, chunks and mixed batches.
+"""Attention in Triton: one kernel for decodes, chunks and mixed batches, over pages, latents or the step's own tokens.
 
 A program takes a few queries of one row, all query heads that share a key head (or a tile of them), and one of S splits of
 the keys that these queries see; a second kernel adds up the splits. What a program works on follows from its number and from
@@ -10,27 +10,18 @@ Shapes: T tokens, R rows, H query heads, K key/value heads, G = H / K, D head si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention.tiling import LEAST_KEYS, MOST_SPLITS, launches, tiling
 from octavo.ops.triton_target import precision_of, shared_bytes
-
-# Programs that keep a large device busy; fewer are cut into splits of at least _LEAST_KEYS keys.
-_PROGRAMS = 512
-_MOST_SPLITS, _LEAST_KEYS = 64, 128
-# Up to this many tokens, chunks are cut into splits too.
-_FEW_TOKENS = 256
-# Queries of a block where rows have no more than that on average (drafts to check).
-_FEW_QUERIES = 4
 
 
 @triton.jit
-def row_of(starts_ptr, place, num_rows, QUERIES: tl.constexpr, BLOCKS: tl.constexpr):
+def _row_of(starts_ptr, place, num_rows, QUERIES: tl.constexpr, BLOCKS: tl.constexpr):
     """Return the row of a token, or of a block of queries if BLOCKS; num_rows if it has none.
 
     Every row begins a block of its own: block `starts[r] // QUERIES + r` is its first.
@@ -49,7 +40,7 @@ def row_of(starts_ptr, place, num_rows, QUERIES: tl.constexpr, BLOCKS: tl.conste
 
 
 @triton.jit
-def weigh(
+def _weigh(
     scores,
     places,
     positions,
@@ -85,11 +76,22 @@ def weigh(
 
 
 @triton.jit
+def _pages_of(places, table_ptr, table_column, begin, end, BLOCK: tl.constexpr):
+    """Look up pages. BLOCK 0: there is no table, a page is a token."""
+    if BLOCK == 0:
+        pages = places
+    else:
+        pages = tl.load(table_ptr + places // BLOCK * table_column, mask=(places >= begin) & (places < end), other=0)
+    return pages
+
+
+@triton.jit
 def _tiles(
     sums,
     total,
     largest,
     q,
+    q_rest,
     keys_ptr,
     values_ptr,
     table_ptr,
@@ -106,6 +108,7 @@ def _tiles(
     offset_stride,
     table_column,
     SIZE: tl.constexpr,
+    REST: tl.constexpr,
     D: tl.constexpr,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -119,20 +122,34 @@ def _tiles(
     features = tl.arange(0, D)
     # Pages are looked up one tile ahead, so that keys and values never wait for a table.
     places = low * N + tl.arange(0, N)
-    pages = tl.load(table_ptr + places // BLOCK * table_column, mask=(places >= begin) & (places < end), other=0)
+    pages = _pages_of(places, table_ptr, table_column, begin, end, BLOCK)
     for _ in range(low, high):
-        at = pages.to(tl.int64) * page_stride + places % BLOCK * offset_stride
+        at = pages.to(tl.int64) * page_stride
+        if BLOCK > 0:
+            at += places % BLOCK * offset_stride
+        here = ((places >= begin) & (places < end))[:, None]
+        if SIZE < D:
+            here &= (features < SIZE)[None, :]
         if MASKED or SIZE < D:
-            here = ((places >= begin) & (places < end))[:, None] & (features < SIZE)[None, :]
             keys = tl.load(keys_ptr + at[:, None] + features[None, :], mask=here, other=0.0)
-            values = tl.load(values_ptr + at[:, None] + features[None, :], mask=here, other=0.0)
         else:
             keys = tl.load(keys_ptr + at[:, None] + features[None, :])
+        if REST > 0:
+            # A latent serves as key, with the rest behind it, and as value.
+            more = SIZE + tl.arange(0, q_rest.shape[1])
+            there = ((places >= begin) & (places < end))[:, None] & (more < SIZE + REST)[None, :]
+            rest = tl.load(keys_ptr + at[:, None] + more[None, :], mask=there, other=0.0)
+            values = keys
+        elif MASKED or SIZE < D:
+            values = tl.load(values_ptr + at[:, None] + features[None, :], mask=here, other=0.0)
+        else:
             values = tl.load(values_ptr + at[:, None] + features[None, :])
         coming = places + N
-        pages = tl.load(table_ptr + coming // BLOCK * table_column, mask=(coming >= begin) & (coming < end), other=0)
+        pages = _pages_of(coming, table_ptr, table_column, begin, end, BLOCK)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-        weights, largest, factor = weigh(
+        if REST > 0:
+            scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision=PRECISION)
+        weights, largest, factor = _weigh(
             scores, places, positions, slopes, largest, scale, softcap, window,
             HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, MASKED,
         )  # fmt: skip
@@ -169,6 +186,7 @@ def _attend(
     offset_stride,
     table_row,
     table_column,
+    CAUSAL: tl.constexpr,
     BY: tl.constexpr,
     SKIP_ONES: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -177,8 +195,10 @@ def _attend(
     HEADS: tl.constexpr,
     QUERIES: tl.constexpr,
     SIZE: tl.constexpr,
+    REST: tl.constexpr,
     M: tl.constexpr,
     D: tl.constexpr,
+    DR: tl.constexpr,
     N: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -191,18 +211,23 @@ def _attend(
     HEAD_TILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     place, split = tl.program_id(0), tl.program_id(2)
     key_head, first_head = tl.program_id(1) // HEAD_TILES, tl.program_id(1) % HEAD_TILES * HEADS
-    # Which row, which queries.
+    if BY == "block":
+        # Later blocks of a row see more: they go first.
+        place = tl.num_programs(0) - 1 - place
     row = place
     if BY == "block":
-        row = row_of(starts_ptr, place, num_rows, QUERIES, True)
+        row = _row_of(starts_ptr, place, num_rows, QUERIES, True)
     if BY == "token":
         # Mostly every row has one token.
         known = tl.minimum(place, num_rows - 1)
         if (tl.load(starts_ptr + known) != place) | (tl.load(starts_ptr + known + 1) != place + 1):
-            row = row_of(starts_ptr, place, num_rows, 1, False)
+            row = _row_of(starts_ptr, place, num_rows, 1, False)
     first, length, stop = tl.load(starts_ptr + row), 0, num_tokens
     if row < num_rows:
-        length, stop = tl.load(lengths_ptr + row), tl.load(starts_ptr + row + 1)
+        stop = tl.load(starts_ptr + row + 1)
+        length = stop - first
+        if BLOCK > 0:
+            length = tl.load(lengths_ptr + row)
     query = first
     if BY == "token":
         query = place
@@ -220,13 +245,16 @@ def _attend(
     queries, heads = query + members // HEADS, first_head + members % HEADS
     here = (queries < stop) & (members < QUERIES * HEADS) & (heads < GROUP)
     heads += key_head * GROUP
-    # Which keys: those of the first query's window up to the last query.
-    cached = length - (stop - first) - first
-    positions = tl.where(here, cached + queries, -1)
-    end = tl.where(row < num_rows, cached + tl.minimum(query + QUERIES, stop), 0)
-    begin = 0
+    # Which keys: those of the first query's window up to the last query. The first `shared` of them are seen by every query.
+    begin, end, shared = 0, length, length
+    positions = tl.where(here, length - 1, -1)
+    if CAUSAL:
+        cached = length - (stop - first) - first
+        positions = tl.where(here, cached + queries, -1)
+        end = tl.where(row < num_rows, cached + tl.minimum(query + QUERIES, stop), 0)
+        shared = cached + query + 1
     if HAS_WINDOW:
-        begin = tl.maximum(cached + query + 1 - window, 0)
+        begin = tl.maximum(shared - window, 0)
     low, high = begin // N, tl.cdiv(end, N)
     num_splits = tl.num_programs(2)
     if SPLIT:
@@ -237,12 +265,22 @@ def _attend(
     outs = here[:, None] & (features < SIZE)[None, :]
     q_at = queries[:, None].to(tl.int64) * q_token + heads[:, None] * q_head + features[None, :]
     q = tl.load(q_ptr + q_at, mask=outs, other=0.0)
+    q_rest = q
+    if REST > 0:
+        more = SIZE + tl.arange(0, DR)
+        rest_at = queries[:, None].to(tl.int64) * q_token + heads[:, None] * q_head + more[None, :]
+        q_rest = tl.load(q_ptr + rest_at, mask=here[:, None] & (more < SIZE + REST)[None, :], other=0.0)
     slopes = positions.to(tl.float32)
     if HAS_SLOPES:
         slopes = tl.load(slopes_ptr + heads, mask=here, other=0.0).to(tl.float32)
     keys_ptr += key_head.to(tl.int64) * head_stride
     values_ptr += key_head.to(tl.int64) * head_stride
-    table_ptr += row.to(tl.int64) * table_row
+    if BLOCK > 0:
+        table_ptr += row.to(tl.int64) * table_row
+    else:
+        # The step's own tokens: a page holds one of them.
+        keys_ptr += first.to(tl.int64) * page_stride
+        values_ptr += first.to(tl.int64) * page_stride
     sums, total = tl.zeros([M, D], tl.float32), tl.zeros([M], tl.float32)
     largest = tl.full([M], float("-inf"), tl.float32)
     # Where every query sees every key of a tile, nothing is masked. One query alone has no time to lose between loops.
@@ -250,21 +288,21 @@ def _attend(
     if HAS_WINDOW and QUERIES > 1:
         plain = tl.minimum(tl.maximum(low, tl.cdiv(tl.maximum(end - window, 0), N)), high)
         sums, total, largest = _tiles(
-            sums, total, largest, q, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
+            sums, total, largest, q, q_rest, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
             low, plain, begin, end, page_stride, offset_stride, table_column,
-            SIZE, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, True, PRECISION,
+            SIZE, REST, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, True, PRECISION,
         )  # fmt: skip
     if QUERIES > 1:
-        ragged = tl.maximum(tl.minimum((cached + query + 1) // N, high), plain)
+        ragged = tl.maximum(tl.minimum(shared // N, high), plain)
         sums, total, largest = _tiles(
-            sums, total, largest, q, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
+            sums, total, largest, q, q_rest, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
             plain, ragged, begin, end, page_stride, offset_stride, table_column,
-            SIZE, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, False, PRECISION,
+            SIZE, REST, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, False, PRECISION,
         )  # fmt: skip
     sums, total, largest = _tiles(
-        sums, total, largest, q, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
+        sums, total, largest, q, q_rest, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
         ragged, high, begin, end, page_stride, offset_stride, table_column,
-        SIZE, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, True, PRECISION,
+        SIZE, REST, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, True, PRECISION,
     )  # fmt: skip
     num_heads = tl.num_programs(1) // HEAD_TILES * GROUP
     if not SPLIT:
@@ -288,7 +326,7 @@ def _attend(
 
 
 @triton.jit(do_not_specialize=["num_splits"])
-def add_up(
+def _add_up(
     parts_ptr,
     lses_ptr,
     starts_ptr,
@@ -327,66 +365,6 @@ def add_up(
     tl.store(out_ptr + out_at, sums.to(out_ptr.dtype.element_ty), mask=features < SIZE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiling:
-    """How programs are cut: M query rows, N keys a tile, tiles in flight, warps."""
-
-    rows: int
-    keys: int
-    stages: int
-    warps: int
-
-
-def tiling(rows: int, features: int, itemsize: int, shared: int) -> Tiling:
-    """Choose a tiling. rows: M that is wanted. features: of a key and its value together. shared: bytes that a program has."""
-    wide = features * itemsize > 512
-    rows = max(16, min(rows, 64 if wide else 128))
-    keys = 32 if wide else 64
-    tile = keys * features * itemsize
-    stages = max(1, min(3 if rows <= 64 else 2, (shared - rows * features * itemsize // 2) // tile))
-    return Tiling(rows=rows, keys=keys, stages=stages, warps=8 if rows == 128 else 4)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """One launch of the kernel. by: what program axis 0 counts ("row", "token", "block" of queries)."""
-
-    by: str
-    num_places: int
-    skip_ones: bool
-    queries: int
-    splits: int
-
-
-def launches(num_tokens: int, num_rows: int, width: int, heads: int, capacity: int) -> list[Launch]:
-    """Choose the launches from shapes alone. heads: programs for the heads. width: queries of a block at most.
-
-    capacity: keys that a row can have.
-    """
-
-    def splits(programs: int) -> int:
-        return max(1, min(triton.cdiv(_PROGRAMS, programs), capacity // _LEAST_KEYS, _MOST_SPLITS))
-
-    if num_tokens <= num_rows:
-        return [
-            Launch(by="token", num_places=num_tokens, skip_ones=False, queries=1, splits=splits(num_tokens * heads))
-        ]
-    few = num_tokens <= _FEW_TOKENS
-    queries = min(width, _FEW_QUERIES) if num_tokens <= _FEW_QUERIES * num_rows else width
-    num_blocks = num_tokens // queries + num_rows + 1
-    block = Launch(
-        by="block",
-        num_places=num_blocks,
-        skip_ones=num_rows > 1 and not few,
-        queries=queries,
-        splits=splits(num_blocks * heads) if few else 1,
-    )
-    if not block.skip_ones:
-        return [block]
-    row = Launch(by="row", num_places=num_rows, skip_ones=False, queries=1, splits=splits(num_rows * heads))
-    return [row, block]
-
-
 def paged_attention(
     q: Tensor,
     key_pages: Tensor,
@@ -397,16 +375,39 @@ def paged_attention(
     scoring: Scoring,
 ) -> Tensor:
     """See `PagedAttention`."""
-    num_tokens, num_heads, size = q.shape
-    num_rows, group, block = len(lengths), num_heads // key_pages.shape[1], key_pages.shape[2]
-    assert q.stride(2) == 1 and key_pages.stride(3) == 1 and key_pages.stride() == value_pages.stride()
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    heads, D = min(triton.next_power_of_2(group), 64), max(16, triton.next_power_of_2(size))
-    head_programs = num_heads // group * triton.cdiv(group, heads)
-    shared, precision = shared_bytes(), precision_of(q.dtype)
-    width = tiling(128, 2 * D, q.itemsize, shared).rows // heads
-    for launch in launches(num_tokens, num_rows, width, head_programs, table.shape[1] * block):
-        tiles = tiling(launch.queries * heads, 2 * D, q.itemsize, shared)
+    return attend(q, key_pages, value_pages, table, query_starts, lengths, scoring)
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor | None,
+    query_starts: Tensor,
+    lengths: Tensor | None,
+    scoring: Scoring,
+    *,
+    causal: bool = True,
+) -> Tensor:
+    """Launch the kernels; returns [T, H, features of values]. keys, values: strided views [P, K, B, features].
+
+    Keys that have more features than values hold these as their front. Without a table, pages are the step's tokens, and
+    lengths those of the rows.
+    """
+    (num_tokens, num_heads, _), size, rest = q.shape, values.shape[3], keys.shape[3] - values.shape[3]
+    num_rows, group, block = len(query_starts) - 1, num_heads // keys.shape[1], 0 if table is None else keys.shape[2]
+    assert q.stride(2) == keys.stride(3) == values.stride(3) == 1 and keys.stride() == values.stride()
+    out = torch.empty((num_tokens, num_heads, size), dtype=q.dtype, device=q.device)
+    if num_tokens == 0:
+        return out
+    D, DR = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(max(rest, 1)))
+    features, shared = D + DR if rest else 2 * D, shared_bytes()
+    widest = tiling(128, features, q.itemsize, shared).rows
+    heads = min(triton.next_power_of_2(group), 64, widest)
+    head_programs = keys.shape[1] * triton.cdiv(group, heads)
+    capacity = num_tokens if table is None else table.shape[1] * block
+    for launch in launches(num_tokens, num_rows, width=widest // heads, heads=head_programs, capacity=capacity):
+        tiles = tiling(launch.queries * heads, features, q.itemsize, shared)
         by_row, splits = launch.by == "row", launch.splits
         places = num_rows if by_row else num_tokens
         parts = lses = out
@@ -415,8 +416,8 @@ def paged_attention(
             lses = torch.empty((places, num_heads, splits), dtype=torch.float32, device=q.device)
         _attend[(launch.num_places, head_programs, splits)](
             q,
-            key_pages,
-            value_pages,
+            keys,
+            values,
             table,
             query_starts,
             lengths,
@@ -432,33 +433,36 @@ def paged_attention(
             num_rows,
             q.stride(0),
             q.stride(1),
-            key_pages.stride(0),
-            key_pages.stride(1),
-            key_pages.stride(2),
-            table.stride(0),
-            table.stride(1),
+            keys.stride(0),
+            keys.stride(1),
+            keys.stride(2),
+            0 if table is None else table.stride(0),
+            0 if table is None else table.stride(1),
+            CAUSAL=causal,
             BY=launch.by,
             SKIP_ONES=launch.skip_ones,
             SPLIT=splits > 1,
-            LEAST=_LEAST_KEYS // tiles.keys,
+            LEAST=LEAST_KEYS // tiles.keys,
             GROUP=group,
             HEADS=heads,
             QUERIES=launch.queries,
             SIZE=size,
+            REST=rest,
             M=tiles.rows,
             D=D,
+            DR=DR,
             N=tiles.keys,
             BLOCK=block,
             HAS_SOFTCAP=scoring.softcap is not None,
             HAS_SLOPES=scoring.slopes is not None,
             HAS_SINKS=scoring.sinks is not None,
             HAS_WINDOW=scoring.window is not None,
-            PRECISION=precision,
+            PRECISION=precision_of(q.dtype),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
         if splits > 1:
-            add_up[(places, num_heads)](
+            _add_up[(places, num_heads)](
                 parts,
                 lses,
                 query_starts,
@@ -466,7 +470,7 @@ def paged_attention(
                 out,
                 splits,
                 BY_ROW=by_row,
-                S=8 if splits <= 8 else _MOST_SPLITS,
+                S=8 if splits <= 8 else MOST_SPLITS,
                 SIZE=size,
                 D=D,
                 HAS_SINKS=scoring.sinks is not None,
