@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo.device.fake import fake_device
 from octavo.device.registry import detect
@@ -104,6 +105,10 @@ class _Copies:
             _, there = self._stored.setdefault(here.data_ptr(), (here, here.cuda()))
             flat = torch.tensor([], dtype=value.dtype, device="cuda").set_(there.untyped_storage())
             return flat.as_strided(value.shape, value.stride(), value.storage_offset())
+        if isinstance(value, nn.Module):
+            there = copy.deepcopy(value).cuda()
+            there.finalize()
+            return there
         if isinstance(value, tuple):
             return tuple(self.of(item) for item in value)
         if is_dataclass(value) and not isinstance(value, type):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -95,9 +96,16 @@ def attention_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
         starts = torch.zeros(rows + 1, dtype=torch.int32)
         q = random(tokens, 8, size, dtype=dtype)
         yield "paged_attention.triton:paged_attention", (q, *planes, table, starts, lengths, scoring)
-        if scoring is plain:
+        if size == 128:
             yield "cross_attention.triton:cross_attention", (q, *planes, table, starts, lengths, 0.1)
             yield "row_attention.triton:row_attention", (q, q, q, starts, 0.1)
+    up, down = (SimpleNamespace(tensors={"weight": random(8, *shape)}) for shape in ((1536, 256), (256, 768)))
+    for pairs in (10, 2000):
+        experts, weights = torch.zeros(pairs // 2, 2, dtype=torch.int64), torch.rand(pairs // 2, 2)
+        yield (
+            "grouped_experts.triton:grouped_experts",
+            (random(pairs // 2, 256), experts, weights, up, down, "silu", None),
+        )
     latents, q = random(10, 1, 16, 576), random(3, 16, 576)
     table, lengths = torch.zeros(3, 100, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
     yield (

@@ -11,7 +11,18 @@ import pytest
 from octavo.ops.registry import ops
 from tests.arch.sources import ROOT
 
-KERNELS = {"_norm", "_rope", "_rope_write", "_write", "_copy", "_attend", "_add_up", "_activate"}
+KERNELS = {
+    "_norm",
+    "_rope",
+    "_rope_write",
+    "_write",
+    "_copy",
+    "_attend",
+    "_add_up",
+    "_activate",
+    "_product",
+    "_add_experts",
+}
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:89", "cuda:90", "cuda:100", "hip:gfx942"])

@@ -21,12 +21,12 @@ from octavo.ops.triton_target import precision_of, shared_bytes
 
 
 @triton.jit
-def _row_of(starts_ptr, place, num_rows, QUERIES: tl.constexpr, BLOCKS: tl.constexpr):
+def row_of(starts_ptr, place, num_rows, QUERIES: tl.constexpr, BLOCKS: tl.constexpr):
     """Return the row of a token, or of a block of queries if BLOCKS; num_rows if it has none.
 
     Every row begins a block of its own: block `starts[r] // QUERIES + r` is its first.
     """
-    low, high = 0, num_rows
+    low, high = num_rows * 0, num_rows
     while low < high:
         middle = (low + high + 1) // 2
         begins = tl.load(starts_ptr + middle)
@@ -216,12 +216,12 @@ def _attend(
         place = tl.num_programs(0) - 1 - place
     row = place
     if BY == "block":
-        row = _row_of(starts_ptr, place, num_rows, QUERIES, True)
+        row = row_of(starts_ptr, place, num_rows, QUERIES, True)
     if BY == "token":
         # Mostly every row has one token.
         known = tl.minimum(place, num_rows - 1)
         if (tl.load(starts_ptr + known) != place) | (tl.load(starts_ptr + known + 1) != place + 1):
-            row = _row_of(starts_ptr, place, num_rows, 1, False)
+            row = row_of(starts_ptr, place, num_rows, 1, False)
     first, length, stop = tl.load(starts_ptr + row), 0, num_tokens
     if row < num_rows:
         stop = tl.load(starts_ptr + row + 1)
