@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ DECODES = ((1, 128), (1, 640), (1, 8192), (8, 512), (16, 1024), (16, 8192), (64,
 # Rows, new tokens, tokens before them.
 CHUNKS = ((1, 2048, 0), (1, 16384, 0), (1, 4096, 12288), (16, 512, 0), (4, 64, 2048))
 ROWS = (1, 64, 1024, 8192)
+# Rows, tokens kept, heads.
+LATENTS = ((1, 4096, 16), (16, 4096, 16), (128, 1024, 16), (64, 2048, 128))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +121,39 @@ def elementwise(pool: Pool, tokens: int) -> Iterator[tuple[str, int, Timing]]:
     yield "rope_write", 4 * tokens * (HEADS + 2 * KV_HEADS) * SIZE, timing
 
 
+def experts(tokens: int, num: int = 128, each: int = 8, hidden: int = 2048, inner: int = 768) -> tuple[int, Timing]:
+    """Return (experts that tokens are routed to, the time), for shapes of Qwen3-30B-A3B."""
+    grouped = import_path("octavo.ops.grouped_experts.triton:grouped_experts")
+    x = torch.randn(tokens, hidden, device="cuda").to(torch.bfloat16)
+    up, down = (
+        torch.randn(4, num, *shape, device="cuda", dtype=torch.bfloat16)
+        for shape in ((2 * inner, hidden), (hidden, inner))
+    )
+    weights, chosen = torch.rand(tokens, num, device="cuda").topk(each, -1)
+
+    def run(layer: int) -> Tensor:
+        stacks = (SimpleNamespace(tensors={"weight": matrices[layer]}) for matrices in (up, down))
+        return grouped(x, chosen, weights, *stacks, "silu", None)
+
+    return len(chosen.unique()), measure(run, 4)
+
+
+def latents(rows: int, kept: int, heads: int) -> Timing:
+    """Time one new token of each row over latents of 512 + 64 features."""
+    attend = import_path("octavo.ops.latent_attention.triton:latent_attention")
+    blocks, layers = rows * kept // BLOCK, max(1, 2**17 // (rows * kept))
+    pages = torch.empty(blocks, layers, BLOCK, 576, dtype=torch.bfloat16, device="cuda").normal_()
+    table = torch.randperm(blocks, device="cuda").view(rows, -1).to(torch.int32)
+    q = torch.randn(rows, heads, 576, device="cuda").to(torch.bfloat16)
+    starts, lengths = starts_of([1] * rows), torch.full((rows,), kept, dtype=torch.int32, device="cuda")
+    scoring = Scoring(scale=0.1)
+    return measure(lambda n: attend(q, pages[:, n : n + 1], 512, table, starts, lengths, scoring), layers)
+
+
 def main() -> None:
     """Print a table."""
     x, y = torch.randn(2, 2**30, device="cuda")
-    copied = measure(lambda _: y.copy_(x), 4)
+    copied = measure(lambda _: torch.neg(x, out=y), 4)
     print(f"{'copy of 4 GiB':<40}{_words(copied)}{2 * 2**32 / copied.median / 1e6:>8.2f} TB/s")
     pool = Pool(max(rows * -(-kept // BLOCK) for rows, kept in DECODES))
     for rows, kept in DECODES:
@@ -134,6 +166,19 @@ def main() -> None:
         print(
             f"{f'chunk {rows} x {new} after {before}':<40}{_words(timing)}{flops / timing.median / 1e6:>8.0f} TFLOP/s"
         )
+    del pool
+    for rows, kept, heads in LATENTS:
+        timing = latents(rows, kept, heads)
+        rate = rows * kept * 1152 / timing.median / 1e6
+        print(f"{f'latents {rows} x {kept}, {heads} heads':<40}{_words(timing)}{rate:>8.2f} TB/s")
+    for tokens in (*ROWS, 8):
+        num, timing = experts(tokens)
+        num_bytes, flops = num * 3 * 2048 * 768 * 2, tokens * 8 * 6 * 2048 * 768
+        print(
+            f"{f'experts, {tokens} tokens to {num}':<40}{_words(timing)}{num_bytes / timing.median / 1e6:>8.2f} TB/s"
+            f"{flops / timing.median / 1e6:>8.0f} TFLOP/s"
+        )
+    pool = Pool(1024)
     for tokens in ROWS:
         for name, num_bytes, timing in elementwise(pool, tokens):
             print(f"{f'{name}, {tokens} tokens':<40}{_words(timing)}{num_bytes / timing.median / 1e6:>8.2f} TB/s")

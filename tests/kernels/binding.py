@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,8 +19,10 @@ from octavo.device.registry import detect
 from octavo.ops.registry import bind, ops
 
 NAN = float("nan")
-# Largest error relative to the largest value, by dtype: rounding once, and sums in float32.
-TOLERANCE = {"float32": 2e-6, "bfloat16": 4e-3, "float16": 5e-4}
+# Largest error relative to the largest value, by dtype: rounding once, and sums in float32. A GPU approximates exponentials and
+# roots, and multiplies float32 in three parts.
+TOLERANCE = {"float32": 1e-5 if torch.cuda.is_available() else 2e-6, "bfloat16": 4e-3, "float16": 5e-4}  # noqa: TID251
+_EMPTY = torch.empty
 # A candidate on a GPU is called "NAME on cuda".
 _ON_CUDA = " on cuda"
 _CUDA = fake_device(kind="cuda", arch="sm_90").facts
@@ -71,7 +73,7 @@ def kernel(op: str, candidate: str, dtype: str) -> Callable[..., Any]:
     @functools.wraps(bound)
     def run(*args: Any, **kwargs: Any) -> Any:
         # The interpreter computes with numpy, which warns where exp overflows.
-        with _poisoned_memory(), np.errstate(over="ignore", divide="ignore"):
+        with mock.patch.object(torch, "empty", _poisoned), np.errstate(over="ignore", divide="ignore"):
             if not on_cuda:
                 return bound(*args, **kwargs)
             there = _Copies()
@@ -82,14 +84,9 @@ def kernel(op: str, candidate: str, dtype: str) -> Callable[..., Any]:
     return run
 
 
-@contextmanager
-def _poisoned_memory() -> Iterator[None]:
-    """Memory is filled with NaN when torch allocates it: that is what it does when it shall be deterministic."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+def _poisoned(*args: Any, **kwargs: Any) -> Tensor:
+    found = _EMPTY(*args, **kwargs)
+    return found.fill_(NAN if found.is_floating_point() else torch.iinfo(found.dtype).max)
 
 
 class _Copies:

@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 from octavo.base.registry import import_path
 from octavo.ops.paged_attention import Scoring
 from octavo.ops.rope_write import HeadNorms, Rotation
+from octavo.ops.states import StatePages
 from octavo.ops.triton_target import shared_bytes
 
 BFLOAT16, TOKENS = torch.bfloat16, 5
@@ -99,6 +100,13 @@ def attention_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
         if size == 128:
             yield "cross_attention.triton:cross_attention", (q, *planes, table, starts, lengths, 0.1)
             yield "row_attention.triton:row_attention", (q, q, q, starts, 0.1)
+    before, fresh = torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
+    pages = StatePages(before=before, after=before, fresh=fresh)
+    starts = torch.zeros(3, dtype=torch.int32)
+    yield "causal_conv.triton:causal_conv", (random(5, 512), random(512, 4), random(9, 4, 1, 384), pages, starts)
+    heads, rates = random(5, 4, 128), torch.rand(5, 4)
+    states = torch.zeros(9, 4, 1, 128 * 128)
+    yield "gated_delta_rule.triton:gated_delta_rule", (heads, heads, heads, rates, rates, states, pages, starts)
     up, down = (SimpleNamespace(tensors={"weight": random(8, *shape)}) for shape in ((1536, 256), (256, 768)))
     for pairs in (10, 2000):
         experts, weights = torch.zeros(pairs // 2, 2, dtype=torch.int64), torch.rand(pairs // 2, 2)

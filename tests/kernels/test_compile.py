@@ -12,16 +12,19 @@ from octavo.ops.registry import ops
 from tests.arch.sources import ROOT
 
 KERNELS = {
-    "_norm",
-    "_rope",
-    "_rope_write",
-    "_write",
-    "_copy",
-    "_attend",
-    "_add_up",
-    "_activate",
-    "_product",
-    "_add_experts",
+    *(
+        "_norm",
+        "_rope",
+        "_rope_write",
+        "_write",
+        "_copy",
+        "_attend",
+        "_add_up",
+        "_activate",
+        "_product",
+        "_add_experts",
+    ),
+    *("_convolve", "_fold"),
 }
 
 

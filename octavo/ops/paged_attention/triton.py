@@ -76,6 +76,33 @@ def _weigh(
 
 
 @triton.jit
+def _queries_of(place, starts_ptr, num_tokens, num_rows, BY: tl.constexpr, QUERIES: tl.constexpr):
+    """Return (row, its first token, the token behind its last, the program's first query); num_rows for tokens of no row.
+
+    A program whose first query lies behind the row's last has nothing to do.
+    """
+    row = place
+    if BY == "block":
+        row = row_of(starts_ptr, place, num_rows, QUERIES, True)
+    if BY == "token":
+        # Mostly every row has one token.
+        known = tl.minimum(place, num_rows - 1)
+        if (tl.load(starts_ptr + known) != place) | (tl.load(starts_ptr + known + 1) != place + 1):
+            row = row_of(starts_ptr, place, num_rows, 1, False)
+    first, stop = tl.load(starts_ptr + row), num_tokens
+    if row < num_rows:
+        stop = tl.load(starts_ptr + row + 1)
+    query = first
+    if BY == "token":
+        query = place
+    if BY == "block":
+        query = first + (place - first // QUERIES - row) * QUERIES
+    if BY == "row":
+        query = tl.where(stop == first + 1, first, stop)
+    return row, first, stop, query
+
+
+@triton.jit
 def _pages_of(places, table_ptr, table_column, begin, end, BLOCK: tl.constexpr):
     """Look up pages. BLOCK 0: there is no table, a page is a token."""
     if BLOCK == 0:
@@ -214,33 +241,17 @@ def _attend(
     if BY == "block":
         # Later blocks of a row see more: they go first.
         place = tl.num_programs(0) - 1 - place
-    row = place
-    if BY == "block":
-        row = row_of(starts_ptr, place, num_rows, QUERIES, True)
-    if BY == "token":
-        # Mostly every row has one token.
-        known = tl.minimum(place, num_rows - 1)
-        if (tl.load(starts_ptr + known) != place) | (tl.load(starts_ptr + known + 1) != place + 1):
-            row = row_of(starts_ptr, place, num_rows, 1, False)
-    first, length, stop = tl.load(starts_ptr + row), 0, num_tokens
-    if row < num_rows:
-        stop = tl.load(starts_ptr + row + 1)
-        length = stop - first
-        if BLOCK > 0:
-            length = tl.load(lengths_ptr + row)
-    query = first
-    if BY == "token":
-        query = place
-    if BY == "block":
-        query = first + (place - first // QUERIES - row) * QUERIES
-        if query >= stop:
-            return
-    if BY == "row":
-        if stop != first + 1:
-            return
+    row, first, stop, query = _queries_of(place, starts_ptr, num_tokens, num_rows, BY, QUERIES)
+    if query >= stop:
+        return
     if SKIP_ONES:
         if (row < num_rows) & (stop == first + 1):
             return
+    length = stop * 0
+    if row < num_rows:
+        length = stop - first
+        if BLOCK > 0:
+            length = tl.load(lengths_ptr + row)
     members = tl.arange(0, M)
     queries, heads = query + members // HEADS, first_head + members % HEADS
     here = (queries < stop) & (members < QUERIES * HEADS) & (heads < GROUP)
