@@ -115,12 +115,13 @@ class _Tiles:
     warps: int
 
 
+# As measured best on an H200, for 128 experts of 2048 by 768 in bfloat16.
 def _tiles(num_pairs: int, num_experts: int, itemsize: int, shared: int) -> _Tiles:
     each = num_pairs // num_experts
     rows = 16 if each <= 16 or num_pairs <= _FEW_PAIRS else 64 if each <= 128 or itemsize > 2 else 128
-    outs, ins = (16, 256) if num_pairs <= _FEW_PAIRS else (32, 128) if rows == 16 else (64, 64)
-    stage = (rows + 2 * outs) * ins * itemsize
-    return _Tiles(rows=rows, outs=outs, ins=ins, stages=max(1, min(4, shared // stage)), warps=8 if rows == 128 else 4)
+    outs, ins = (128, 64) if rows == 128 else (64, 128) if rows == 16 else (64, 64)
+    stages = min(4 if rows == 128 else 3, shared // ((rows + 2 * outs) * ins * itemsize))
+    return _Tiles(rows=rows, outs=outs, ins=ins, stages=max(1, stages), warps=8 if rows == 128 else 4)
 
 
 def grouped_experts(

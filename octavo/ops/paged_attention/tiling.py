@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from octavo.base.intmath import ceil_div
 
-# Programs that an H200 holds at once, nearly: fewer are cut into splits, and a few more would wait for the first to end.
-_PROGRAMS = 320
+# Programs that an H200 holds at once, nearly, and how many of the largest, which have a multiprocessor each. Fewer are cut into
+# splits; more than these, and the last wait for the first to end.
+PROGRAMS, LARGE_PROGRAMS = 320, 132
 MOST_SPLITS, LEAST_KEYS = 64, 128
 # Up to this many tokens, chunks are cut into splits too.
 _FEW_TOKENS = 256
@@ -44,10 +45,10 @@ class Launch:
     splits: int
 
 
-def tiling(rows: int, features: int, itemsize: int, shared: int) -> Tiling:
+def tiling(rows: int, features: int, itemsize: int, shared: int, *, crowded: bool = False) -> Tiling:
     """Choose a tiling. rows: M that is wanted. features: of a token's key and value. shared: bytes that a program may have.
 
-    Measured on an H200, heads of 128 in bfloat16: decodes with 64 keys and 3 stages, prefills with 128 by 128.
+    crowded: there are more than PROGRAMS. All as measured best on an H200, for heads of 128 and latents of 576 in bfloat16.
     """
     token = features * itemsize
     most = 128 if token <= 512 else 64 if token <= 1024 or shared > _LARGE_SHARED else 16
@@ -56,15 +57,25 @@ def tiling(rows: int, features: int, itemsize: int, shared: int) -> Tiling:
     keys = 64 if token <= 512 else 32
     if rows == 128 and 256 * token + queries <= shared:
         keys = 128
-    stages = max(1, min(3 if rows < 128 else 2, 1 + (shared - 2 * queries) // (keys * token)))
-    return Tiling(rows=rows, keys=keys, stages=stages, warps=8 if rows == 128 or rows * features >= 2**15 else 4)
+    large = token > 1024 and itemsize == 2 and shared > _LARGE_SHARED
+    if large:
+        keys = 64
+    most = 2 if rows == 128 or crowded or (large and rows == 64) else 3
+    stages = max(1, min(most, 1 + (shared - 2 * queries) // (keys * token)))
+    warps = 8 if rows == 128 or rows * features >= 2**15 or large else 4
+    return Tiling(rows=rows, keys=keys, stages=stages, warps=warps)
 
 
-def launches(num_tokens: int, num_rows: int, *, width: int, heads: int, capacity: int) -> tuple[Launch, ...]:
-    """Choose the launches. width: queries of a block at most. heads: programs for the heads. capacity: keys a row can have."""
+def launches(
+    num_tokens: int, num_rows: int, *, width: int, heads: int, capacity: int, room: int = PROGRAMS
+) -> tuple[Launch, ...]:
+    """Choose the launches. width: queries of a block at most. heads: programs for the heads. capacity: keys a row can have.
+
+    room: programs that run at once.
+    """
 
     def splits(programs: int) -> int:
-        return max(1, min(_PROGRAMS // programs, capacity // LEAST_KEYS, MOST_SPLITS))
+        return max(1, min(room // programs, capacity // LEAST_KEYS, MOST_SPLITS))
 
     if num_tokens <= num_rows:
         cut = splits(num_tokens * heads)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.ops.paged_attention import Scoring
-from octavo.ops.paged_attention.tiling import LEAST_KEYS, MOST_SPLITS, launches, tiling
+from octavo.ops.paged_attention.tiling import LARGE_PROGRAMS, LEAST_KEYS, MOST_SPLITS, PROGRAMS, launches, tiling
 from octavo.ops.triton_target import precision_of, shared_bytes
 
 
@@ -417,8 +417,11 @@ def attend(
     heads = min(triton.next_power_of_2(group), 64, widest)
     head_programs = keys.shape[1] * triton.cdiv(group, heads)
     capacity = num_tokens if table is None else table.shape[1] * block
-    for launch in launches(num_tokens, num_rows, width=widest // heads, heads=head_programs, capacity=capacity):
-        tiles = tiling(launch.queries * heads, features, q.itemsize, shared)
+    room = LARGE_PROGRAMS if features * q.itemsize > 1024 else PROGRAMS
+    cut = launches(num_tokens, num_rows, width=widest // heads, heads=head_programs, capacity=capacity, room=room)
+    for launch in cut:
+        crowded = launch.num_places * head_programs * launch.splits > PROGRAMS
+        tiles = tiling(launch.queries * heads, features, q.itemsize, shared, crowded=crowded)
         by_row, splits = launch.by == "row", launch.splits
         places = num_rows if by_row else num_tokens
         parts = lses = out
