@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from octavo.base.facts import RopeFacts
 from octavo.nn.assembly import Binding
+from octavo.ops.rope_write import Rotation
 
 
 class Rope(nn.Module):
@@ -31,6 +32,10 @@ class Rope(nn.Module):
         """Compute the table, float32 [max_model_len, dim]: cosines, then sines."""
         self.table = rope_table(self.facts, binding.max_model_len).to(binding.device)
         self._rotate = binding.kernels.rope
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """Return what a kernel needs that rotates as part of its work."""
+        return Rotation(positions=positions, table=self.table, interleaved=self.interleaved)
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> None:
         """Rotate q [T, H, D] and k [T, K, D] in place. positions: int64 [T]."""

@@ -24,6 +24,7 @@ from octavo.ops import (
     paged_attention,
     rms_norm,
     rope,
+    rope_write,
     row_attention,
 )
 from octavo.ops.candidate import Candidate, Op, choose
@@ -40,6 +41,7 @@ _OPS = (
     page_write.PAGE_WRITE,
     page_write.PLANE_WRITE,
     page_copy.PAGE_COPY,
+    rope_write.ROPE_WRITE,
     paged_attention.PAGED_ATTENTION,
     latent_attention.LATENT_ATTENTION,
     row_attention.ROW_ATTENTION,
@@ -64,6 +66,7 @@ class Kernels:
     page_write: page_write.PageWrite
     plane_write: page_write.PlaneWrite
     page_copy: page_copy.PageCopy
+    rope_write: rope_write.RopeWrite
     paged_attention: paged_attention.PagedAttention
     latent_attention: latent_attention.LatentAttention
     row_attention: row_attention.RowAttention

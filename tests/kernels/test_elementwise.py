@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from octavo.ops.rope_write import HeadNorms, Rotation
 from tests.kernels import formulas
-from tests.kernels.binding import NAN, TOLERANCE, candidates, kernel
+from tests.kernels.binding import NAN, TOLERANCE, candidates, cases, kernel
 
-DTYPES = ["float32", "bfloat16"]
 TOKENS = [1, 7, 63, 130]
 
 
@@ -16,15 +16,13 @@ def _random(*shape: int, dtype: str, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, dtype))
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor, dtype: str) -> None:
+def _close(found: torch.Tensor, expected: torch.Tensor, dtype: str, roundings: int = 1) -> None:
     assert found.dtype == getattr(torch, dtype)
-    bound = TOLERANCE[dtype] * float(expected.abs().max())
-    torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype], atol=bound)
+    rtol = roundings * TOLERANCE[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", candidates("rms_norm"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("rms_norm", TOKENS))
 @pytest.mark.parametrize("size", [8, 80, 577])
 def test_rms_norm(name: str, dtype: str, tokens: int, size: int) -> None:
     x, weight = 3 * _random(tokens, size, dtype=dtype), _random(size, dtype=dtype, seed=1)
@@ -34,16 +32,15 @@ def test_rms_norm(name: str, dtype: str, tokens: int, size: int) -> None:
     assert torch.equal(x, before)
 
 
-def test_rms_norm_of_heads_inside_a_wider_row_and_of_zeros() -> None:
+@pytest.mark.parametrize("name", candidates("rms_norm"))
+def test_rms_norm_of_heads_inside_a_wider_row_and_of_zeros(name: str) -> None:
     wide, weight = _random(7, 5, 64, dtype="float32"), _random(64, dtype="float32", seed=1)
-    run = kernel("rms_norm", "torch", "float32")
+    run = kernel("rms_norm", name, "float32")
     _close(run(wide[:, 1:4], weight, 1e-6), formulas.rms_norm(wide[:, 1:4], weight, 1e-6), "float32")
     assert torch.equal(run(torch.zeros(2, 64), weight, 1e-6), torch.zeros(2, 64))
 
 
-@pytest.mark.parametrize("name", candidates("add_rms_norm"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("add_rms_norm", TOKENS))
 def test_add_rms_norm(name: str, dtype: str, tokens: int) -> None:
     x, residual = _random(tokens, 80, dtype=dtype), 2 * _random(tokens, 80, dtype=dtype, seed=1)
     weight = _random(80, dtype=dtype, seed=2)
@@ -53,8 +50,7 @@ def test_add_rms_norm(name: str, dtype: str, tokens: int) -> None:
     _close(found, formulas.rms_norm(total, weight, 1e-6), dtype)
 
 
-@pytest.mark.parametrize("name", candidates("layer_norm"))
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "dtype"), cases("layer_norm"))
 @pytest.mark.parametrize("size", [8, 80, 577])
 @pytest.mark.parametrize("terms", ["weight", "bias", "both", "none"])
 def test_layer_norm(name: str, dtype: str, size: int, terms: str) -> None:
@@ -74,9 +70,7 @@ def test_layer_norm_of_heads_inside_a_wider_row(name: str) -> None:
     _close(found, formulas.layer_norm(wide[:, 1:4], weight, None, 1e-6), "float32")
 
 
-@pytest.mark.parametrize("name", candidates("add_layer_norm"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("add_layer_norm", TOKENS))
 def test_add_layer_norm(name: str, dtype: str, tokens: int) -> None:
     x, residual = _random(tokens, 80, dtype=dtype), 2 * _random(tokens, 80, dtype=dtype, seed=1)
     weight, bias = _random(2, 80, dtype=dtype, seed=2)
@@ -86,9 +80,7 @@ def test_add_layer_norm(name: str, dtype: str, tokens: int) -> None:
     _close(found, formulas.layer_norm(total, weight, bias, 1e-6), dtype)
 
 
-@pytest.mark.parametrize("name", candidates("rope"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("rope", TOKENS))
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "rotated"), [(1, 1, 8, 8), (3, 1, 64, 64), (9, 3, 80, 32)])
 def test_rope(name: str, dtype: str, tokens: int, heads: int, kv_heads: int, dim: int, rotated: int) -> None:
     angles = 1.0 / 100.0 ** (torch.arange(rotated // 2, dtype=torch.float64) / rotated * 2)
@@ -106,9 +98,7 @@ def test_rope(name: str, dtype: str, tokens: int, heads: int, kv_heads: int, dim
     assert torch.equal(v, untouched)
 
 
-@pytest.mark.parametrize("name", candidates("gated_activation"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("gated_activation", TOKENS))
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_gated_activation(name: str, dtype: str, tokens: int, activation: str) -> None:
     fused = 3 * _random(tokens, 2 * 77, dtype=dtype)
@@ -119,8 +109,7 @@ def test_gated_activation(name: str, dtype: str, tokens: int, activation: str) -
     assert torch.equal(fused, before)
 
 
-@pytest.mark.parametrize("name", candidates("activation"))
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "dtype"), cases("activation"))
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_activation(name: str, dtype: str, activation: str) -> None:
     x = 3 * _random(63, 77, dtype=dtype)
@@ -129,9 +118,7 @@ def test_activation(name: str, dtype: str, activation: str) -> None:
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("name", candidates("page_write"))
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("page_write", TOKENS))
 @pytest.mark.parametrize(("kv_heads", "dim"), [(1, 8), (3, 64), (9, 80)])
 def test_page_write(name: str, dtype: str, tokens: int, kv_heads: int, dim: int) -> None:
     block, num_pages = 16, 40
@@ -147,6 +134,54 @@ def test_page_write(name: str, dtype: str, tokens: int, kv_heads: int, dim: int)
     for token, (page, offset) in enumerate(zip(pages.tolist(), offsets.tolist(), strict=True)):
         assert torch.equal(key_pages[page, :, offset], key[token])
         assert torch.equal(value_pages[page, :, offset], value[token])
+    assert int((~pool.isnan()).sum()) == 2 * tokens * kv_heads * dim, "something else was written"
+
+
+@pytest.mark.parametrize(("name", "dtype", "tokens"), cases("rope_write", TOKENS))
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "rotated"), [(1, 1, 8, 8), (9, 3, 80, 32), (6, 2, 64, 64)])
+@pytest.mark.parametrize(("normalized", "interleaved"), [(True, False), (False, True), (True, True)])
+def test_rope_write(
+    name: str,
+    dtype: str,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    rotated: int,
+    normalized: bool,
+    interleaved: bool,
+) -> None:
+    block, num_pages, size = 16, 40, kv_heads * 16 * dim
+    pool = torch.full((num_pages, 5 * size), NAN, dtype=getattr(torch, dtype))
+    planes = [pool[:, at * size : (at + 1) * size].unflatten(1, (kv_heads, block, dim)) for at in (1, 3)]
+    columns = torch.randperm(num_pages * block, generator=torch.Generator().manual_seed(4))[:tokens]
+    # A column of a wider table, as a layer in the second of three pages a block sees it.
+    pages, offsets = (columns // block)[:, None].repeat(1, 3)[:, 1], columns % block
+    angles = 1.0 / 100.0 ** (torch.arange(rotated // 2, dtype=torch.float64) / rotated * 2)
+    turns = torch.arange(200, dtype=torch.float64)[:, None] * angles
+    positions = torch.randint(200, (tokens,), generator=torch.Generator().manual_seed(3))
+    rotation = Rotation(
+        positions=positions, table=torch.cat((turns.cos(), turns.sin()), -1).float(), interleaved=interleaved
+    )
+    norms = HeadNorms(q=_random(dim, dtype=dtype, seed=1), k=_random(dim, dtype=dtype, seed=2), eps=1e-5)
+    fused = 3 * _random(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
+    q, k, v = fused.split([heads, kv_heads, kv_heads], 1)
+    expected, before = [q.double(), k.double()], v.clone()
+    if normalized:
+        # Rounded between, as the reference does.
+        weights = norms.q, norms.k
+        expected = [formulas.rms_norm(x, weight, 1e-5).to(q.dtype) for x, weight in zip((q, k), weights, strict=True)]
+    # Pairs side by side are pairs apart in another order.
+    order = torch.arange(dim)
+    if interleaved:
+        order[:rotated] = torch.cat((torch.arange(0, rotated, 2), torch.arange(1, rotated, 2)))
+    expected = [formulas.rotated(x[..., order], positions, angles)[..., order.argsort()] for x in expected]
+    run = kernel("rope_write", name, dtype)
+    found = run(q, k, v, norms if normalized else None, rotation, tuple(planes), pages, offsets)
+    _close(found, expected[0], dtype, 4)
+    keys, values = (plane[pages, :, offsets] for plane in planes)
+    _close(keys, expected[1], dtype, 4)
+    assert torch.equal(values, before)
     assert int((~pool.isnan()).sum()) == 2 * tokens * kv_heads * dim, "something else was written"
 
 

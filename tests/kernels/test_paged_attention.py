@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention import Scoring, tiling
 from octavo.ops.paged_attention import reference as torch_reference
 from tests.kernels import formulas
-from tests.kernels.binding import NAN, TOLERANCE, candidates, kernel
+from tests.kernels.binding import NAN, TOLERANCE, candidates, cases, kernel
 
 HEADS = [(1, 1, 8), (3, 1, 64), (3, 3, 80), (9, 3, 64)]
 # (tokens after the step, of them queries)
@@ -80,13 +80,20 @@ def _close(found: Tensor, expected: Tensor, dtype: str) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", candidates("paged_attention"))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "dtype"), cases("paged_attention"))
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("rows", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
 def test_full_attention(name: str, dtype: str, heads: tuple[int, int, int], rows: Sequence[tuple[int, int]]) -> None:
     scoring = Scoring(scale=heads[2] ** -0.5)
     batch = Batch(rows, heads, dtype, None)
+    _close(batch.run(name, dtype, scoring), batch.expected(scoring), dtype)
+
+
+@pytest.mark.parametrize(("name", "dtype"), cases("paged_attention"))
+@pytest.mark.parametrize("heads", [(6, 2, 96), (10, 2, 128), (2, 1, 256), (71, 1, 64)], ids=str)
+def test_head_sizes_and_shares(name: str, dtype: str, heads: tuple[int, int, int]) -> None:
+    scoring = Scoring(scale=heads[2] ** -0.5)
+    batch = Batch(((130, 1), (70, 40), (1, 1), (200, 7)), heads, dtype, None)
     _close(batch.run(name, dtype, scoring), batch.expected(scoring), dtype)
 
 
@@ -151,6 +158,18 @@ def test_long_prompts_are_cut_into_tiles(monkeypatch: pytest.MonkeyPatch, window
     _close(batch.run("torch", "float32", scoring), batch.expected(scoring), "float32")
 
 
+@pytest.mark.parametrize("name", [name for name in candidates("paged_attention") if "triton" in str(name)])
+def test_decodes_beside_chunks_have_a_launch_of_their_own(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(tiling, "_FEW_TOKENS", 16)
+    scoring = Scoring(scale=0.2, window=70)
+    batch = Batch(((130, 1), (63, 7), (1, 1), (90, 30)), (3, 1, 8), "float32", 70)
+    expected = batch.expected(scoring)
+    batch.q = torch.cat((batch.q, torch.full((9, 3, 8), NAN)))
+    found = batch.run(name, "float32", scoring)
+    _close(found[: len(expected)], expected, "float32")
+    assert torch.equal(found[len(expected) :], torch.zeros(9, 3, 8))
+
+
 @pytest.mark.parametrize("name", candidates("paged_attention"))
 def test_rows_without_queries_and_tokens_without_a_row(name: str) -> None:
     scoring = Scoring(scale=0.2)
@@ -163,6 +182,32 @@ def test_rows_without_queries_and_tokens_without_a_row(name: str) -> None:
     found = batch.run(name, "float32", scoring)
     _close(found[:10], expected, "float32")
     assert torch.equal(found[10:], torch.zeros(3, 3, 8))
+
+
+@pytest.mark.parametrize(("num_tokens", "num_rows"), [(300, 3), (40, 6), (1024, 1024), (8192, 256), (257, 256)])
+def test_launches_have_a_program_for_every_block(num_tokens: int, num_rows: int) -> None:
+    cut = tiling.launches(num_tokens, num_rows, width=32, heads=8, capacity=4096)
+    blocks = [launch for launch in cut if launch.by == "block"]
+    assert [launch.by for launch in cut] in (["token"], ["block"], ["row", "block"])
+    for seed in range(20 if blocks else 0):
+        # Some rows are empty, and some tokens are of no row.
+        draws = random.Random(seed).choices(range(-num_rows // 3, num_rows), k=num_tokens)
+        counts = [draws.count(row) for row in range(num_rows)]
+        first = 0
+        for row, count in enumerate([*counts, num_tokens - sum(counts)]):
+            last = first // blocks[0].queries + row + max(0, -(-count // blocks[0].queries) - 1)
+            assert last < blocks[0].num_places
+            first += count
+
+
+def test_work_is_split_until_the_device_is_full_and_no_further() -> None:
+    splits = {
+        rows: tiling.launches(rows, rows, width=32, heads=8, capacity=8192)[0].splits
+        for rows in (1, 8, 16, 40, 41, 512)
+    }
+    assert splits == {1: 40, 8: 5, 16: 2, 40: 1, 41: 1, 512: 1}
+    (short,) = tiling.launches(1, 1, width=32, heads=8, capacity=300)
+    assert short.splits == 2
 
 
 class _Allocations(TorchDispatchMode):

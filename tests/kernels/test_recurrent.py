@@ -16,13 +16,15 @@ PAGES = 50
 
 
 class States:
-    """Rows whose state spans `parts` pages, which lie scattered in a strided pool; it moves to other pages in the step."""
+    """Rows whose state spans `parts` pages, which lie scattered in a strided pool; if it moves, to other pages in the step."""
 
-    def __init__(self, heads: int, dim: int, parts: int) -> None:
+    def __init__(self, heads: int, dim: int, parts: int, moves: bool = True) -> None:
         self.plane = torch.full((PAGES, 3 * heads // parts, 1, dim), NAN)[:, : heads // parts]
         order = torch.randperm(PAGES, generator=torch.Generator().manual_seed(parts))
         before, after = order[: 2 * len(ROWS) * parts].view(2, len(ROWS), parts)
-        self.pages = StatePages(before=before, after=after, fresh=torch.tensor([start == 0 for start, _ in ROWS]))
+        self.pages = StatePages(
+            before=before, after=after if moves else before, fresh=torch.tensor([start == 0 for start, _ in ROWS])
+        )
         self.heads, self.parts = heads, parts
 
     def put(self, row: int, state: Tensor) -> None:
@@ -70,12 +72,12 @@ def test_gated_delta_rule(name: str, parts: int, rate: float) -> None:
 
 
 @pytest.mark.parametrize("name", candidates("causal_conv"))
-@pytest.mark.parametrize("parts", [1, 2])
-def test_causal_conv(name: str, parts: int) -> None:
+@pytest.mark.parametrize(("parts", "moves"), [(1, True), (2, True), (2, False)])
+def test_causal_conv(name: str, parts: int, moves: bool) -> None:
     generator = torch.Generator().manual_seed(parts)
     num_channels = 12
     weight = torch.randn(num_channels, TAPS, generator=generator)
-    states = States(2, num_channels // 2 * (TAPS - 1), parts)
+    states = States(2, num_channels // 2 * (TAPS - 1), parts, moves)
     texts, expected, finals = [], [], []
     for row, (before, count) in enumerate(ROWS):
         x = torch.randn(before + count, num_channels, generator=generator)

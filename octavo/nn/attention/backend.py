@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.nn.heads import Heads
 from octavo.ops.paged_attention import Scoring
+from octavo.ops.rope_write import HeadNorms, Rotation
 from octavo.protocol.kept import Plane
 
 
@@ -21,6 +22,20 @@ class AttentionBackend(Protocol):
 
     def write(self, key: Tensor, value: Tensor, planes: Mapping[str, Tensor], pages: Tensor, offsets: Tensor) -> None:
         """Put the step's keys and values [T, K, D] into their pages."""
+        ...
+
+    def rotate_and_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        norms: HeadNorms | None,
+        rotation: Rotation,
+        planes: Mapping[str, Tensor],
+        pages: Tensor,
+        offsets: Tensor,
+    ) -> Tensor:
+        """Normalize and rotate q [T, H, D] and k [T, K, D], put k and v into their pages, return q. q, k are overwritten."""
         ...
 
     def attend(

@@ -20,10 +20,12 @@ from octavo.nn.attention.capabilities import AttentionNeeds
 from octavo.nn.attention.select import select
 from octavo.nn.context import ForwardContext
 from octavo.nn.heads import Heads
+from octavo.nn.norm import RMSNorm
 from octavo.nn.parallel.mesh import Mesh
 from octavo.nn.parallel.placement import share
 from octavo.nn.rope import Rope
 from octavo.ops.paged_attention import Scoring
+from octavo.ops.rope_write import HeadNorms
 from octavo.protocol.kept import KeptLayer, KeptTokens
 
 
@@ -97,7 +99,11 @@ class Attention(nn.Module):
         return {"sinks": Destination(tensor=self.sinks, shape=(self.heads.query,), cut=cut)}
 
     def finalize(self) -> None:
-        """Settle how scores are made, now that the sinks have their memory."""
+        """Settle how scores are made and which norms a kernel can take, now that weights have their memory."""
+        self.head_norms = None
+        if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            assert self.q_norm.eps == self.k_norm.eps
+            self.head_norms = HeadNorms(q=self.q_norm.weight, k=self.k_norm.weight, eps=self.q_norm.eps)
         slopes = None
         if self.alibi is not None:
             held = self.alibi.slopes[self.held.start : self.held.stop]
@@ -114,18 +120,29 @@ class Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor | None, v: Tensor | None, ctx: ForwardContext) -> Tensor:
         """Return [T, H * D] of q [T, H, D], k [T, K, D] and v [T, K, D], None if it shares; q and k may be overwritten."""
         pages = ctx.layers[self.layer]
-        group, column = ctx.tokens(pages), pages.column
-        if self.q_norm is not None:
-            q = self.q_norm(q)
-        if k is not None and self.k_norm is not None:
-            k = self.k_norm(k)
-        if self.rope is not None:
-            self.rope(q, q[:, :0] if k is None else k, ctx.positions)
+        group = ctx.tokens(pages)
         if k is not None and v is not None:
-            self.backend.write(k, v, pages.planes, group.write_pages[:, column], group.write_offsets)
-        table = group.table[:, column :: group.pages_per_block]
+            q = self._keep(q, k, v, ctx)
+        else:
+            q = q if self.q_norm is None else self.q_norm(q)
+            if self.rope is not None:
+                self.rope(q, q[:, :0], ctx.positions)
+        table = group.table[:, pages.column :: group.pages_per_block]
         attended = self.backend.attend(q, pages.planes, table, ctx.query_starts, ctx.lengths, self.scoring)
         return attended.flatten(1)
+
+    def _keep(self, q: Tensor, k: Tensor, v: Tensor, ctx: ForwardContext) -> Tensor:
+        """Normalize and rotate q and k, put k and v into their pages and return q."""
+        pages = ctx.layers[self.layer]
+        group = ctx.tokens(pages)
+        places = pages.planes, group.write_pages[:, pages.column], group.write_offsets
+        norms = None if self.rope is None else self.head_norms
+        if norms is None:
+            q, k = (x if norm is None else norm(x) for x, norm in ((q, self.q_norm), (k, self.k_norm)))
+        if self.rope is None:
+            self.backend.write(k, v, *places)
+            return q
+        return self.backend.rotate_and_write(q, k, v, norms, self.rope.rotation(ctx.positions), *places)
 
 
 def window_of(facts: ModelFacts, layer: int, slides: bool) -> int | None:

@@ -11,6 +11,7 @@ from octavo.nn.attention.capabilities import AttentionNeeds
 from octavo.nn.heads import Heads
 from octavo.ops.paged_attention import Scoring
 from octavo.ops.registry import Kernels
+from octavo.ops.rope_write import HeadNorms, Rotation
 from octavo.protocol.kept import Plane
 
 
@@ -20,6 +21,7 @@ class PagedBackend:
     def __init__(self, needs: AttentionNeeds, kernels: Kernels) -> None:
         self._dtype = needs.dtype
         self._page_write = kernels.page_write
+        self._rope_write = kernels.rope_write
         self._paged_attention = kernels.paged_attention
 
     def planes(self, heads: Heads) -> tuple[Plane, ...]:
@@ -33,6 +35,20 @@ class PagedBackend:
     def write(self, key: Tensor, value: Tensor, planes: Mapping[str, Tensor], pages: Tensor, offsets: Tensor) -> None:
         """See `AttentionBackend.write`."""
         self._page_write(key, value, planes["key"], planes["value"], pages, offsets)
+
+    def rotate_and_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        norms: HeadNorms | None,
+        rotation: Rotation,
+        planes: Mapping[str, Tensor],
+        pages: Tensor,
+        offsets: Tensor,
+    ) -> Tensor:
+        """See `AttentionBackend.rotate_and_write`."""
+        return self._rope_write(q, k, v, norms, rotation, (planes["key"], planes["value"]), pages, offsets)
 
     def attend(
         self,

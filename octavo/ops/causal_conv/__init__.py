@@ -27,5 +27,9 @@ class CausalConv(Protocol):
 
 
 CAUSAL_CONV = Op(
-    name="causal_conv", candidates=(Candidate(name="torch", path="octavo.ops.causal_conv.reference:causal_conv"),)
+    name="causal_conv",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.causal_conv.triton:causal_conv", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.causal_conv.reference:causal_conv"),
+    ),
 )

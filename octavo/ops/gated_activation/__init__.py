@@ -30,9 +30,16 @@ class GatedActivation(Protocol):
 
 
 ACTIVATION = Op(
-    name="activation", candidates=(Candidate(name="torch", path="octavo.ops.gated_activation.reference:activation"),)
+    name="activation",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.gated_activation.triton:activation", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.gated_activation.reference:activation"),
+    ),
 )
 GATED_ACTIVATION = Op(
     name="gated_activation",
-    candidates=(Candidate(name="torch", path="octavo.ops.gated_activation.reference:gated_activation"),),
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.gated_activation.triton:gated_activation", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.gated_activation.reference:gated_activation"),
+    ),
 )

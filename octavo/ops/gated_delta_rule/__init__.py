@@ -39,5 +39,8 @@ class GatedDeltaRule(Protocol):
 
 GATED_DELTA_RULE = Op(
     name="gated_delta_rule",
-    candidates=(Candidate(name="torch", path="octavo.ops.gated_delta_rule.reference:gated_delta_rule"),),
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.gated_delta_rule.triton:gated_delta_rule", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.gated_delta_rule.reference:gated_delta_rule"),
+    ),
 )

@@ -39,5 +39,8 @@ class LatentAttention(Protocol):
 
 LATENT_ATTENTION = Op(
     name="latent_attention",
-    candidates=(Candidate(name="torch", path="octavo.ops.latent_attention.reference:latent_attention"),),
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.latent_attention.triton:latent_attention", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.latent_attention.reference:latent_attention"),
+    ),
 )

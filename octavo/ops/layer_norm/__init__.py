@@ -32,8 +32,16 @@ class AddLayerNorm(Protocol):
 
 
 LAYER_NORM = Op(
-    name="layer_norm", candidates=(Candidate(name="torch", path="octavo.ops.layer_norm.reference:layer_norm"),)
+    name="layer_norm",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.layer_norm.triton:layer_norm", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.layer_norm.reference:layer_norm"),
+    ),
 )
 ADD_LAYER_NORM = Op(
-    name="add_layer_norm", candidates=(Candidate(name="torch", path="octavo.ops.layer_norm.reference:add_layer_norm"),)
+    name="add_layer_norm",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.layer_norm.triton:add_layer_norm", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.layer_norm.reference:add_layer_norm"),
+    ),
 )

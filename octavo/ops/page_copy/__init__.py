@@ -23,4 +23,10 @@ class PageCopy(Protocol):
         ...
 
 
-PAGE_COPY = Op(name="page_copy", candidates=(Candidate(name="torch", path="octavo.ops.page_copy.reference:page_copy"),))
+PAGE_COPY = Op(
+    name="page_copy",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.page_copy.triton:page_copy", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.page_copy.reference:page_copy"),
+    ),
+)

@@ -37,8 +37,16 @@ class PlaneWrite(Protocol):
 
 
 PAGE_WRITE = Op(
-    name="page_write", candidates=(Candidate(name="torch", path="octavo.ops.page_write.reference:page_write"),)
+    name="page_write",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.page_write.triton:page_write", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.page_write.reference:page_write"),
+    ),
 )
 PLANE_WRITE = Op(
-    name="plane_write", candidates=(Candidate(name="torch", path="octavo.ops.page_write.reference:plane_write"),)
+    name="plane_write",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.page_write.triton:plane_write", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.page_write.reference:plane_write"),
+    ),
 )

@@ -54,5 +54,8 @@ class PagedAttention(Protocol):
 
 PAGED_ATTENTION = Op(
     name="paged_attention",
-    candidates=(Candidate(name="torch", path="octavo.ops.paged_attention.reference:paged_attention"),),
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.paged_attention.triton:paged_attention", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.paged_attention.reference:paged_attention"),
+    ),
 )

@@ -28,7 +28,17 @@ class AddRmsNorm(Protocol):
         ...
 
 
-RMS_NORM = Op(name="rms_norm", candidates=(Candidate(name="torch", path="octavo.ops.rms_norm.reference:rms_norm"),))
+RMS_NORM = Op(
+    name="rms_norm",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.rms_norm.triton:rms_norm", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.rms_norm.reference:rms_norm"),
+    ),
+)
 ADD_RMS_NORM = Op(
-    name="add_rms_norm", candidates=(Candidate(name="torch", path="octavo.ops.rms_norm.reference:add_rms_norm"),)
+    name="add_rms_norm",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.rms_norm.triton:add_rms_norm", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.rms_norm.reference:add_rms_norm"),
+    ),
 )

@@ -24,4 +24,10 @@ class Rope(Protocol):
         ...
 
 
-ROPE = Op(name="rope", candidates=(Candidate(name="torch", path="octavo.ops.rope.reference:rope"),))
+ROPE = Op(
+    name="rope",
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.rope.triton:rope", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.rope.reference:rope"),
+    ),
+)

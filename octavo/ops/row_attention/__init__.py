@@ -25,5 +25,8 @@ class RowAttention(Protocol):
 
 ROW_ATTENTION = Op(
     name="row_attention",
-    candidates=(Candidate(name="torch", path="octavo.ops.row_attention.reference:row_attention"),),
+    candidates=(
+        Candidate(name="triton", path="octavo.ops.row_attention.triton:row_attention", kinds=("cuda",)),
+        Candidate(name="torch", path="octavo.ops.row_attention.reference:row_attention"),
+    ),
 )

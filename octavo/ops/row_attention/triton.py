@@ -1,0 +1,15 @@
+"""Attention inside rows in Triton: the kernel of paged attention, without mask and without pages."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention.triton import attend
+
+
+def row_attention(q: Tensor, k: Tensor, v: Tensor, query_starts: Tensor, scale: float) -> Tensor:
+    """See `RowAttention`."""
+    if k.stride() != v.stride():
+        k, v = k.contiguous(), v.contiguous()
+    return attend(q, k.unsqueeze(2), v.unsqueeze(2), None, query_starts, None, Scoring(scale=scale), causal=False)

@@ -1,0 +1,145 @@
+"""Compile every Triton kernel for a target that need not be here: `python -m tests.kernels.compile_ahead cuda:90`.
+
+The launchers are called as always, with tensors in the processor's memory; where a kernel would be launched it is compiled.
+So what is compiled is what a launch needs: its types, its constants, its alignments. Prints one line for each kernel.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from octavo.base.registry import import_path
+from octavo.ops.paged_attention import Scoring
+from octavo.ops.rope_write import HeadNorms, Rotation
+from octavo.ops.states import StatePages
+from octavo.ops.triton_target import shared_bytes
+
+BFLOAT16, TOKENS = torch.bfloat16, 5
+
+
+class _Absent(DriverBase):
+    """The driver of a device that is not here."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, name: str) -> str:
+        return name
+
+    def get_benchmarker(self) -> Any:
+        raise NotImplementedError
+
+
+def random(*shape: int, dtype: torch.dtype = BFLOAT16) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield (op.function, arguments) of representative launches."""
+    wide, weight = random(TOKENS, 32 + 16, 128), random(128)
+    q, k, v = wide.split([32, 8, 8], 1)
+    places = torch.arange(TOKENS)
+    yield "rms_norm.triton:rms_norm", (q, weight, 1e-6)
+    yield "rms_norm.triton:add_rms_norm", (random(TOKENS, 4096), random(TOKENS, 4096), random(4096), 1e-6)
+    yield "layer_norm.triton:add_layer_norm", (random(5, 768), random(5, 768), random(768), random(768), 1e-6)
+    yield "rope.triton:rope", (q, k, places, torch.randn(40, 128))
+    pages = random(10, 2, 8, 16, 128).unbind(1)
+    yield "page_write.triton:page_write", (k, v, *pages, places, places)
+    norms = HeadNorms(q=weight, k=weight, eps=1e-6)
+    rotation = Rotation(positions=places, table=torch.randn(40, 128))
+    yield "rope_write.triton:rope_write", (q, k, v, norms, rotation, pages, places, places)
+    yield "page_copy.triton:page_copy", (torch.zeros(9, 4096, dtype=torch.uint8), places[:2], places[2:4])
+    yield from attention_calls()
+    gate, up = random(TOKENS, 2 * 3072).chunk(2, -1)
+    for activation in ("silu", "gelu", "gelu_tanh"):
+        yield "gated_activation.triton:gated_activation", (gate, up, activation)
+    yield "gated_activation.triton:activation", (gate, "relu")
+
+
+def attention_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield decodes, a chunk and a mixed batch, over heads of several sizes and with everything that scores can have."""
+    plain, rich = Scoring(scale=0.1), Scoring(scale=0.1, window=100, softcap=30.0, sinks=random(8))
+    sloped = Scoring(scale=0.1, slopes=torch.rand(8))
+    for dtype, size, scoring, tokens, rows in (
+        (BFLOAT16, 128, plain, 300, 3),
+        (BFLOAT16, 256, rich, 3, 3),
+        (torch.float32, 64, plain, 3, 3),
+        (torch.float16, 80, sloped, 3, 3),
+    ):
+        planes = random(10, 2, 2, 16, size, dtype=dtype).unbind(1)
+        table, lengths = torch.zeros(rows, 100, dtype=torch.int32), torch.ones(rows, dtype=torch.int32)
+        starts = torch.zeros(rows + 1, dtype=torch.int32)
+        q = random(tokens, 8, size, dtype=dtype)
+        yield "paged_attention.triton:paged_attention", (q, *planes, table, starts, lengths, scoring)
+        if size == 128:
+            yield "cross_attention.triton:cross_attention", (q, *planes, table, starts, lengths, 0.1)
+            yield "row_attention.triton:row_attention", (q, q, q, starts, 0.1)
+    before, fresh = torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
+    pages = StatePages(before=before, after=before, fresh=fresh)
+    starts = torch.zeros(3, dtype=torch.int32)
+    yield "causal_conv.triton:causal_conv", (random(5, 512), random(512, 4), random(9, 4, 1, 384), pages, starts)
+    heads, rates = random(5, 4, 128), torch.rand(5, 4)
+    states = torch.zeros(9, 4, 1, 128 * 128)
+    yield "gated_delta_rule.triton:gated_delta_rule", (heads, heads, heads, rates, rates, states, pages, starts)
+    up, down = (SimpleNamespace(tensors={"weight": random(8, *shape)}) for shape in ((1536, 256), (256, 768)))
+    for pairs in (10, 2000):
+        experts, weights = torch.zeros(pairs // 2, 2, dtype=torch.int64), torch.rand(pairs // 2, 2)
+        yield (
+            "grouped_experts.triton:grouped_experts",
+            (random(pairs // 2, 256), experts, weights, up, down, "silu", None),
+        )
+    latents, q = random(10, 1, 16, 576), random(3, 16, 576)
+    table, lengths = torch.zeros(3, 100, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    yield (
+        "latent_attention.triton:latent_attention",
+        (q, latents, 512, table, torch.arange(4, dtype=torch.int32), lengths, plain),
+    )
+
+
+def main(backend: str, arch: str) -> None:
+    """Compile for one target."""
+    target = GPUTarget(backend, int(arch), 32) if backend == "cuda" else GPUTarget(backend, arch, 64)
+    driver.set_active(_Absent(target))
+    launch = JITFunction.run
+
+    def compile_only(self: JITFunction[Any], *args: Any, **kwargs: Any) -> Any:
+        kernel = launch(self, *args, **{**kwargs, "warmup": True})
+        binary = kernel.asm["cubin" if backend == "cuda" else "hsaco"]
+        assert len(binary) > 0
+        assert kernel.metadata.shared <= shared_bytes(), self.__name__
+        print(f"{self.__name__}: {len(binary)} bytes, {kernel.metadata.shared} shared", flush=True)
+        return kernel
+
+    JITFunction.run = compile_only
+    for path, arguments in calls():
+        import_path(f"octavo.ops.{path}")(*arguments)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1].split(":"))

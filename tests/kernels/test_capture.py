@@ -1,0 +1,61 @@
+"""Kernels inside a CUDA graph: what is replayed follows the tensors that it was captured with, whatever they hold by then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from octavo.base.registry import import_path
+from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention.reference import paged_attention as reference
+from tests.kernels.binding import NAN
+
+pytestmark = pytest.mark.gpu
+HEADS, KV_HEADS, SIZE, BLOCK, PAGES, ROWS = 8, 2, 64, 16, 400, 6
+# For each token bucket, batches of (tokens after the step, of them queries), at most ROWS of them; the rest is padding.
+DECODES = [[(700, 1)] * 6, [(1, 1), (900, 1), (17, 1)], [(33, 1)], [(64, 1), (1000, 1), (5, 1), (513, 1), (16, 1)]]
+CHUNKS = [[(700, 40)], [(700, 1), (39, 39)], [(900, 7), (5, 5), (1, 1), (300, 20)], [(9, 1)]]
+LONG_CHUNKS = [[(700, 300)], [(700, 1), (299, 299)], [(1000, 1)] * 6, [(400, 1), (900, 280), (16, 16)]]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(
+    ("num_tokens", "batches"), [(6, DECODES), (40, CHUNKS), (300, LONG_CHUNKS)], ids=["decodes", "chunks", "mixed"]
+)
+def test_attention_follows_lengths_tables_and_rows(
+    dtype: str, window: int | None, num_tokens: int, batches: Sequence[Sequence[tuple[int, int]]]
+) -> None:
+    paged_attention = import_path("octavo.ops.paged_attention.triton:paged_attention")
+    generator, torch_dtype = torch.Generator().manual_seed(3), getattr(torch, dtype)
+    pool = torch.randn(PAGES, 2, KV_HEADS, BLOCK, SIZE, generator=generator).to(torch_dtype)
+    there, scoring = pool.cuda(), Scoring(scale=0.2, window=window)
+    q = torch.zeros(num_tokens, HEADS, SIZE, dtype=torch_dtype, device="cuda")
+    table = torch.zeros(ROWS, 64, dtype=torch.int32, device="cuda")
+    starts = torch.zeros(ROWS + 1, dtype=torch.int32, device="cuda")
+    lengths = torch.zeros(ROWS, dtype=torch.int32, device="cuda")
+
+    def run() -> torch.Tensor:
+        return paged_attention(q, there[:, 0], there[:, 1], table, starts, lengths, scoring)
+
+    run()
+    graph = torch.cuda.CUDAGraph()  # noqa: TID251
+    with torch.cuda.graph(graph):  # noqa: TID251
+        found = run()
+    for batch in batches:
+        counts = [count for _, count in batch] + [0] * (ROWS - len(batch))
+        new_starts = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+        new_lengths = torch.tensor([length for length, _ in batch] + [0] * (ROWS - len(batch)), dtype=torch.int32)
+        new_table = torch.randint(PAGES, (ROWS, 64), generator=generator, dtype=torch.int32)
+        new_q = torch.randn(num_tokens, HEADS, SIZE, generator=generator).to(torch_dtype)
+        for old, new in ((q, new_q), (table, new_table), (starts, new_starts), (lengths, new_lengths)):
+            old.copy_(new)
+        found.fill_(NAN)
+        graph.replay()
+        expected = reference(new_q.double(), *pool.double().unbind(1), new_table, new_starts, new_lengths, scoring).to(
+            torch_dtype
+        )
+        bound = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 8e-3}[dtype] * float(expected.abs().max())
+        torch.testing.assert_close(found.cpu(), expected, rtol=0.0, atol=bound)
