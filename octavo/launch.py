@@ -100,13 +100,15 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     from octavo.worker.executors.multiproc import MultiprocExecutor
     from octavo.worker.spec import WorkerSpec
 
-    resolved = resolve(config, checkpoint.facts, detect().facts)
+    device = detect(config.device.device).facts
+    resolved = resolve(config, checkpoint.facts, device)
     stages.done("libraries")
     spec = WorkerSpec(
         checkpoint=checkpoint,
         dtype=resolved.dtype,
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
         load_format=config.model.load_format,
         seed=config.model.seed,
         kv_cache_memory=config.cache.kv_cache_memory,
@@ -115,6 +117,8 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         tensor=config.parallel.tensor_parallel_size,
         pipeline=config.parallel.pipeline_parallel_size,
         spread_experts=config.parallel.enable_expert_parallel,
+        device=device.kind,
+        enforce_eager=config.device.enforce_eager,
     )
     executor: Executor
     if spec.num_ranks == 1:

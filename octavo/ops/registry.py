@@ -51,7 +51,10 @@ _OPS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The functions to call, one for each op, and the reasons of the choices, one line each."""
+    """The functions to call, one for each op, and the reasons of the choices, one line each.
+
+    unrecordable: of the functions that no graph can record, by what they are called ("paged_attention torch").
+    """
 
     rms_norm: rms_norm.RmsNorm
     add_rms_norm: rms_norm.AddRmsNorm
@@ -71,6 +74,7 @@ class Kernels:
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule
     decisions: tuple[str, ...]
+    unrecordable: Mapping[str, object]
 
 
 def ops() -> dict[str, Op]:
@@ -98,8 +102,11 @@ def bind(facts: DeviceFacts, dtype: str, overrides: Mapping[str, str] | None = N
             raise ConfigError(unknown_name("op", name, known), field=name)
     functions: dict[str, Any] = {}
     reasons: list[str] = []
+    unrecordable: dict[str, object] = {}
     for name, op in known.items():
         choice = choose(op, facts, dtype, overrides.get(name))
         functions[name] = import_path(choice.candidate.path)
         reasons.append(choice.reason)
-    return Kernels(**functions, decisions=tuple(reasons))
+        if not choice.candidate.recordable:
+            unrecordable[f"{name} {choice.candidate.name}"] = functions[name]
+    return Kernels(**functions, decisions=tuple(reasons), unrecordable=unrecordable)

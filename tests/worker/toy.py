@@ -115,6 +115,7 @@ class Loaded:
     kernels: Kernels = field(default_factory=lambda: bind(FakeDevice().facts, "float64"))
     decisions: tuple[str, ...] = ("toy",)
     generates: bool = True
+    unrecordable: tuple[str, ...] = ("toy attention",)
 
 
 def toy_spec(**changes) -> WorkerSpec:

@@ -27,5 +27,6 @@ class CausalConv(Protocol):
 
 
 CAUSAL_CONV = Op(
-    name="causal_conv", candidates=(Candidate(name="torch", path="octavo.ops.causal_conv.reference:causal_conv"),)
+    name="causal_conv",
+    candidates=(Candidate(name="torch", path="octavo.ops.causal_conv.reference:causal_conv", recordable=False),),
 )

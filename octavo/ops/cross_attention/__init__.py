@@ -36,5 +36,7 @@ class CrossAttention(Protocol):
 
 CROSS_ATTENTION = Op(
     name="cross_attention",
-    candidates=(Candidate(name="torch", path="octavo.ops.cross_attention.reference:cross_attention"),),
+    candidates=(
+        Candidate(name="torch", path="octavo.ops.cross_attention.reference:cross_attention", recordable=False),
+    ),
 )

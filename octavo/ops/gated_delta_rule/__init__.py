@@ -39,5 +39,7 @@ class GatedDeltaRule(Protocol):
 
 GATED_DELTA_RULE = Op(
     name="gated_delta_rule",
-    candidates=(Candidate(name="torch", path="octavo.ops.gated_delta_rule.reference:gated_delta_rule"),),
+    candidates=(
+        Candidate(name="torch", path="octavo.ops.gated_delta_rule.reference:gated_delta_rule", recordable=False),
+    ),
 )

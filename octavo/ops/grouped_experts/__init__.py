@@ -51,5 +51,7 @@ class GroupedExperts(Protocol):
 
 GROUPED_EXPERTS = Op(
     name="grouped_experts",
-    candidates=(Candidate(name="torch", path="octavo.ops.grouped_experts.reference:grouped_experts"),),
+    candidates=(
+        Candidate(name="torch", path="octavo.ops.grouped_experts.reference:grouped_experts", recordable=False),
+    ),
 )

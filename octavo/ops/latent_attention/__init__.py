@@ -39,5 +39,7 @@ class LatentAttention(Protocol):
 
 LATENT_ATTENTION = Op(
     name="latent_attention",
-    candidates=(Candidate(name="torch", path="octavo.ops.latent_attention.reference:latent_attention"),),
+    candidates=(
+        Candidate(name="torch", path="octavo.ops.latent_attention.reference:latent_attention", recordable=False),
+    ),
 )

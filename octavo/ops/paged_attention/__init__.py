@@ -54,5 +54,7 @@ class PagedAttention(Protocol):
 
 PAGED_ATTENTION = Op(
     name="paged_attention",
-    candidates=(Candidate(name="torch", path="octavo.ops.paged_attention.reference:paged_attention"),),
+    candidates=(
+        Candidate(name="torch", path="octavo.ops.paged_attention.reference:paged_attention", recordable=False),
+    ),
 )

@@ -25,5 +25,5 @@ class RowAttention(Protocol):
 
 ROW_ATTENTION = Op(
     name="row_attention",
-    candidates=(Candidate(name="torch", path="octavo.ops.row_attention.reference:row_attention"),),
+    candidates=(Candidate(name="torch", path="octavo.ops.row_attention.reference:row_attention", recordable=False),),
 )

@@ -62,6 +62,10 @@ class SamplingRows:
         for slot in slots.tolist():
             self._stop_ids.pop(slot, None)
 
+    def plain(self, slots: SlotArray) -> bool:
+        """Whether these slots ask for nothing but their likeliest tokens."""
+        return bool(self.greedy[slots].all() and (self.num_logprobs[slots] < 0).all() and self.stops(slots) is None)
+
     def stops(self, slots: SlotArray) -> tuple[Tensor, Tensor] | None:
         """Return (row, stop id), int64 each, of rows that may have to wait for min_tokens; None if there are none."""
         if not self._stop_ids:
