@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from octavo.base.facts import DeviceFacts
 
@@ -68,7 +69,8 @@ class FakeGraph(TorchDispatchMode):
     def __init__(self, device: FakeDevice) -> None:
         super().__init__()
         self._device = device
-        self._steps: list[tuple[Any, Any, Any, Any]] = []
+        # Function, arguments, what it gave, and which of that is memory of its own.
+        self._steps: list[tuple[Any, Any, Any, Any, list[bool]]] = []
 
     @property
     def num_operations(self) -> int:
@@ -80,21 +82,23 @@ class FakeGraph(TorchDispatchMode):
         if masks or func in _SHAPED_BY_VALUES:
             raise _refused(func)
         out = func(*args, **(kwargs or {}))
-        self._steps.append((func, args, kwargs or {}, out))
+        given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+        made = [tensor.untyped_storage().data_ptr() not in given for tensor in _tensors(out)]
+        self._steps.append((func, args, kwargs or {}, out, made))
         return out
 
     def replay(self) -> None:
         """Do the operations again; what they made is overwritten."""
         self._device.num_replays += 1
-        for func, args, kwargs, out in self._steps:
-            made = func(*args, **kwargs)
-            for result, old, new in zip(func._schema.returns, _listed(out), _listed(made), strict=False):
-                if result.alias_info is None and isinstance(old, Tensor):
+        for func, args, kwargs, out, made in self._steps:
+            again = func(*args, **kwargs)
+            for old, new, is_own in zip(_tensors(out), _tensors(again), made, strict=True):
+                if is_own:
                     old.copy_(new)
 
 
-def _listed(value: Any) -> Any:
-    return value if isinstance(value, (tuple, list)) else (value,)
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 @dataclass(slots=True, kw_only=True)

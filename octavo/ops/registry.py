@@ -19,6 +19,7 @@ from octavo.ops import (
     grouped_experts,
     latent_attention,
     layer_norm,
+    logits,
     page_copy,
     page_write,
     paged_attention,
@@ -44,6 +45,7 @@ _OPS = (
     latent_attention.LATENT_ATTENTION,
     row_attention.ROW_ATTENTION,
     cross_attention.CROSS_ATTENTION,
+    logits.LOGITS,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
 )
@@ -71,6 +73,7 @@ class Kernels:
     latent_attention: latent_attention.LatentAttention
     row_attention: row_attention.RowAttention
     cross_attention: cross_attention.CrossAttention
+    logits: logits.Logits
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule
     decisions: tuple[str, ...]

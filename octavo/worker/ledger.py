@@ -18,10 +18,9 @@ class Ledger:
         self._owners[owner] = self._owners.get(owner, 0) + taken
 
     def report(self) -> dict[str, int]:
-        """Return bytes by owner; `workspace` is what steps took since, `free` what nobody has. They add up to all memory."""
-        used = self._used()
-        owned = {**self._owners, "workspace": used - sum(self._owners.values())}
-        return {**owned, "free": self._device.facts.total_memory - used}
+        """Return bytes by owner; `free` are nobody's, and what steps took since the start is workspace. The sum is all memory."""
+        self.charge("workspace")
+        return {**self._owners, "free": self._device.facts.total_memory - self._used()}
 
     def _used(self) -> int:
         return self._device.facts.total_memory - self._device.free_memory()

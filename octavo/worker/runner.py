@@ -89,6 +89,7 @@ class ModelRunner:
         self.model, self._kernels = loaded.model, loaded.kernels
         self._no_graphs = why_no_graphs(spec, facts, loaded)
         others = kept_back(spec, self.device, loaded, self.mesh, graphs=self._no_graphs is None)
+        self.ledger.charge("workspace")
         free_bytes, decisions = pool_bytes(
             spec,
             loaded.layers,
