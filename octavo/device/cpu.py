@@ -73,6 +73,9 @@ class CpuDevice:
         """Fail: the facts name no "graphs"."""
         raise AssertionError("a host records no graphs")
 
+    def release(self) -> None:
+        """Return at once: the allocator knows best."""
+
     def synchronize(self) -> None:
         """Return at once: nothing is queued on a host."""
 

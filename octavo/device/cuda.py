@@ -63,8 +63,7 @@ class CudaDevice:
 
     def free_memory(self) -> int:
         """Bytes that the driver can hand out, once the tensor library has given back what it keeps for later."""
-        cuda.synchronize(self._device)
-        cuda.empty_cache()
+        self.release()
         return cuda.mem_get_info(self._device)[0]
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
@@ -99,6 +98,11 @@ class CudaDevice:
             finally:
                 graph.capture_end()
         return graph
+
+    def release(self) -> None:
+        """Give the driver back what the tensor library keeps for later."""
+        cuda.synchronize(self._device)
+        cuda.empty_cache()
 
     def synchronize(self) -> None:
         """Wait until everything queued on the device is done."""

@@ -115,6 +115,7 @@ class FakeDevice:
     num_recorded: int = 0
     num_done: int = 0
     num_replays: int = 0
+    num_released: int = 0
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     graphs: list[FakeGraph] = field(default_factory=list[FakeGraph])
 
@@ -150,6 +151,10 @@ class FakeDevice:
             work()
         self.graphs.append(graph)
         return graph
+
+    def release(self) -> None:
+        """Count the call."""
+        self.num_released += 1
 
     def synchronize(self) -> None:
         """Count the call; every event is done."""

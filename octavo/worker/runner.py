@@ -69,7 +69,6 @@ class ModelRunner:
         self._unknown: dict[int, SamplingBatch] = {}
         self._assemble = assemble
         self._graphs: StepGraphs | None = None
-        self._calls: dict[str, Callable[[], Any]] = {"describe": self._describe, "memory": self.ledger.report}
 
     def load(self) -> WorkerReport:
         """Load the model; report what its layers keep and how many bytes the page pool may take."""
@@ -266,13 +265,15 @@ class ModelRunner:
         command, refusal = control.command, ""
         if not isinstance(command, Call):
             return Ack(ticket=control.ticket)
-        if command.method not in self._calls:
-            refusal = unknown_name("worker method", command.method, self._calls)
+        # Not kept: a worker that is in no ring gives its memory back as soon as it is let go.
+        calls: dict[str, Callable[[], Any]] = {"describe": self._describe, "memory": self.ledger.report}
+        if command.method not in calls:
+            refusal = unknown_name("worker method", command.method, calls)
         elif command.arguments != _NO_ARGUMENTS:
             refusal = f"worker method {command.method!r} takes no arguments"
         if refusal:
             return Ack(ticket=control.ticket, ok=False, message=refusal)
-        return Ack(ticket=control.ticket, value=msgspec.msgpack.encode(self._calls[command.method]()))
+        return Ack(ticket=control.ticket, value=msgspec.msgpack.encode(calls[command.method]()))
 
     def _describe(self) -> dict[str, Any]:
         return {

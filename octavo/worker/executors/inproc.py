@@ -92,7 +92,9 @@ class InprocExecutor:
         """Finish the running step, drop the others and everything on the device; idempotent."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._in_flight.clear()
-        self._runner = None
+        if self._runner is not None:
+            device, self._runner = self._runner.device, None
+            device.release()
 
     def _load(self) -> WorkerReport:
         if self._spec.threads is not None:
