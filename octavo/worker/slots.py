@@ -96,8 +96,9 @@ class Slots:
             for admission, part in zip(plan.admissions, parts, strict=True):
                 self.history[admission.slot, : len(part)] = part
             self.sampling.admit(plan.admissions)
-        for table, (owners, columns, pages) in zip(self.tables, (rows.unbind(1) for rows in writes), strict=True):
-            if len(pages):
+        for table, rows in zip(self.tables, writes, strict=True):
+            if len(rows):
+                owners, columns, pages = rows.unbind(1)
                 table[owners, columns] = pages.to(torch.int32)
 
     def append(self, slots: Tensor, positions: Tensor, ids: Tensor, ok: Tensor) -> None:
