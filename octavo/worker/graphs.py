@@ -60,17 +60,22 @@ class StepGraphs:
             self._record(wanted)
         return bool(self._missed)
 
-    def find(self, rows: StepRows, greedy: bool) -> tuple[StepShape, Recorded] | None:
-        """Return the graph for a step, None if it has to run without. greedy: nothing but likeliest tokens is asked for."""
+    def find(self, rows: StepRows, greedy: bool) -> tuple[StepShape, Recorded | None] | None:
+        """Return the shape that a step is to have, and its graph if there is one; None for a step larger than any graph's.
+
+        greedy: nothing but likeliest tokens is asked for. A step without a graph takes the shape of one all the same: kernels
+        are compiled for few shapes.
+        """
         fitting = [(shape, greedy) for shape in self._fitting(rows)]
         if not fitting:
             return None
-        if fitting[0] not in self._recorded:
-            self._missed[fitting[0]] += 1
-            if self._missed[fitting[0]] >= _OFTEN:
-                self._record(fitting[0])
-        wanted = next((wanted for wanted in fitting if wanted in self._recorded), None)
-        return None if wanted is None else (wanted[0], self._recorded[wanted])
+        best = fitting[0]
+        if best not in self._recorded:
+            self._missed[best] += 1
+            if self._missed[best] >= _OFTEN:
+                self._record(best)
+        shape, _ = wanted = next((wanted for wanted in fitting if wanted in self._recorded), best)
+        return shape, self._recorded.get(wanted)
 
     def _fitting(self, rows: StepRows) -> list[StepShape]:
         """Return the shapes that have room for a step, the smallest first."""

@@ -149,10 +149,11 @@ class ModelRunner:
         finish: Finish = lambda: StepResult(plan=plan.id)  # noqa: E731
         if rows is not None and shape is not None:
             index = staged[-1] if picked else None
+            recorded = None if found is None else found[1]
             finish = (
                 self._run(plan, rows, make_batch(placed, shape, self.slots, self.pool), index)
-                if found is None
-                else self._replay(plan, rows, found[1], index)
+                if recorded is None
+                else self._replay(plan, rows, recorded, index)
             )
         self.pool.copy(plan.copies_after)
         return Pending(self.device.record(), lambda: msgspec.structs.replace(finish(), failed=failed, acks=acks))
@@ -163,7 +164,7 @@ class ModelRunner:
             return void_rows(count, count, 1)
         return plan_rows(plan, self.slots) if len(plan.slots) else None
 
-    def _graph_for(self, rows: StepRows) -> tuple[StepShape, Recorded] | None:
+    def _graph_for(self, rows: StepRows) -> tuple[StepShape, Recorded | None] | None:
         if self._graphs is None:
             return None
         return self._graphs.find(rows, self.slots.sampling.plain(rows.slots[rows.sampling]))

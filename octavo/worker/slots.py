@@ -68,6 +68,8 @@ class Slots:
         self._release(plan.releases.astype(np.int64))
         for admission in plan.admissions:
             self._admit(admission)
+        if plan.admissions:
+            self.sampling.admit(plan.admissions)
         news = [(admission.slot, len(admission.tokens), admission.num_encoder) for admission in plan.admissions]
         tokens = [admission.tokens for admission in plan.admissions]
         return [
@@ -95,7 +97,6 @@ class Slots:
             parts = tokens.split([len(admission.tokens) for admission in plan.admissions])
             for admission, part in zip(plan.admissions, parts, strict=True):
                 self.history[admission.slot, : len(part)] = part
-            self.sampling.admit(plan.admissions)
         for table, rows in zip(self.tables, writes, strict=True):
             if len(rows):
                 owners, columns, pages = rows.unbind(1)

@@ -160,6 +160,25 @@ def test_who_asks_for_more_is_sampled_behind_the_graph(monkeypatch):
     assert (none, some) == (0, 6), "recorded at the eighth step"
 
 
+def test_a_drawn_row_that_joins_a_recorded_step_is_drawn(monkeypatch):
+    def run(features):
+        runner, host, device, _ = make(monkeypatch, features=features)
+        found = [start(runner, host, 0, PROMPTS[1])]
+        for turn in range(12):
+            host.admit(1 + turn % 7, PROMPTS[2], generation=turn, temperature=1.5 if turn > 9 else 0.0, seed=turn)
+            host.decode(0, 5 + len(found))
+            host.chunk(1 + turn % 7, 0, 13, True)
+            ids = runner.execute(host.plan()).ids.tolist()
+            found.append(ids[0])
+            host.release(1 + turn % 7)
+        return ids, device.num_replays
+
+    (plain, none), (replayed, some) = run(frozenset()), run(FEATURES)
+    assert replayed == plain
+    assert none == 0 < some
+    assert plain[1] != FlatToy().greedy(PROMPTS[2], 1)[0]
+
+
 def test_a_row_with_nan_fails_alone(monkeypatch):
     runner, host, _, _ = make(monkeypatch, FlatToy(poison=95))
     for slot, prompt in enumerate((PROMPTS[1], PROMPTS[2], PROMPTS[4])):

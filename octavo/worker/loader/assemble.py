@@ -120,7 +120,9 @@ def materialize(model: nn.Module, device: torch.device) -> None:
     """Pass 5, first half: give every parameter memory on the device."""
     for path, meta in list(model.named_parameters()):
         parent, _, name = path.rpartition(".")
-        parameter = nn.Parameter(torch.empty_like(meta, device=device), requires_grad=False)
+        # Not empty_like: of a meta tensor it imports seconds of symbolic algebra.
+        memory = torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        parameter = nn.Parameter(memory, requires_grad=False)
         model.get_submodule(parent).register_parameter(name, parameter)
 
 
