@@ -7,7 +7,9 @@ into a process of its own with a `TextService` in front (`octavo serve`, `AsyncL
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -142,7 +144,21 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     )
     core = EngineCore(Scheduler(geometry, ready.num_pages, limits), executor)
     stages.log()
-    return RunningEngine(core=core, ready=ready, shutdown=executor.shutdown)
+    return RunningEngine(core=core, ready=ready, shutdown=_spare_from_collection(executor.shutdown))
+
+
+def _spare_from_collection(shutdown: Callable[[], None]) -> Callable[[], None]:
+    """Let the garbage collector pass over all that is there now; returns `shutdown` with the end of this.
+
+    A collection that looks at every object of the libraries takes 0.1 s, in which the device waits.
+    """
+    gc.freeze()
+
+    def end() -> None:
+        shutdown()
+        gc.unfreeze()
+
+    return end
 
 
 def build_from_options(options: bytes) -> RunningEngine:
