@@ -88,10 +88,14 @@ class Absent(CpuDevice):
         return _NoGraph()
 
 
-def compile_only(arch: int) -> list[str]:
-    """Let Triton compile for a device that is not here, and launch nothing; returns the names of what it compiles."""
+def compile_only(arch: int, *, launchers: bool) -> list[str]:
+    """Let Triton compile for a device that is not here, and launch nothing; returns the names of what it compiles.
+
+    launchers: compile what calls the kernels too, which takes the driver's library and a C compiler.
+    """
     from triton.backends import driver as drivers
     from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.driver import CudaLauncher
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -129,6 +133,9 @@ def compile_only(arch: int) -> list[str]:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = launch(self, *args, **{**kwargs, "warmup": True})
+        if launchers and kernel.hash not in names:
+            # What calls the kernel is compiled too, by the C compiler.
+            CudaLauncher(kernel.src, kernel.metadata)
         names.append(kernel.hash)
         return kernel
 
@@ -175,6 +182,7 @@ def steps(checkpoint: Checkpoint, device: Absent, dtype: str, max_num_seqs: int,
     staging = Staging(device, 4 * (max_num_seqs + 1))
     graphs = StepGraphs(device, StepProgram(model=loaded.model, slots=slots, pool=pool, staging=staging))
     graphs.record_first()
+    graphs.record_all()
 
 
 def main() -> None:
@@ -185,9 +193,10 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--launchers", action="store_true", help="compile what calls the kernels too; needs the driver")
     given = parser.parse_args()
     prepare_kernel_caches()
-    names = compile_only(given.arch)
+    names = compile_only(given.arch, launchers=given.launchers)
     for model in given.models:
         began, before = time.perf_counter(), len(set(names))
         checkpoint = open_checkpoint(ModelConfig(model=model, skip_tokenizer_init=True, load_format="dummy"))

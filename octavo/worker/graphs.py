@@ -54,6 +54,15 @@ class StepGraphs:
             if size == self._most_rows or size & (size - 1) == 0:
                 self._record((self._decode(size), True))
 
+    def record_all(self) -> None:
+        """Record every greedy step that has a shape of its own; for who compiles kernels ahead, an engine waits for need."""
+        for size in self._sizes:
+            self._record((self._decode(size), True))
+        for rows in _powers(_LEAST_ROWS, 4, self._most_rows):
+            for tokens in _powers(_LEAST_TOKENS, 2, MOST_TOKENS):
+                if tokens > rows:
+                    self._record((self._mixed(tokens, rows), True))
+
     def record_next(self) -> bool:
         """Record the step that came most often and found no graph of its size; return whether there was one."""
         for wanted, _ in self._missed.most_common(1):
@@ -82,19 +91,17 @@ class StepGraphs:
         num_rows = len(rows.slots)
         if rows.decodes:
             return [self._decode(size) for size in self._sizes if size >= num_rows]
-        most = _LEAST_ROWS
-        while most < num_rows:
-            most *= 4
-        most = min(most, self._most_rows)
-        tokens = _LEAST_TOKENS
+        most = next(size for size in _powers(_LEAST_ROWS, 4, self._most_rows) if size >= num_rows)
         # As many tokens as rows would be taken for one token a row.
-        while tokens < rows.num_tokens or tokens <= most:
-            tokens *= 2
-        shape = StepShape(num_tokens=tokens, num_rows=most, decodes=False, widths=self._widths)
-        return [shape] if tokens <= MOST_TOKENS else []
+        least = max(rows.num_tokens, most + 1)
+        sizes = [size for size in _powers(_LEAST_TOKENS, 2, MOST_TOKENS) if size >= least]
+        return [self._mixed(sizes[0], most)] if sizes else []
 
     def _decode(self, size: int) -> StepShape:
         return StepShape(num_tokens=size, num_rows=size, decodes=True, widths=self._widths)
+
+    def _mixed(self, num_tokens: int, num_rows: int) -> StepShape:
+        return StepShape(num_tokens=num_tokens, num_rows=num_rows, decodes=False, widths=self._widths)
 
     def _record(self, wanted: Wanted) -> None:
         self._missed.pop(wanted, None)
@@ -112,3 +119,11 @@ def row_sizes(most: int) -> tuple[int, ...]:
         sizes.update(s for s in ((size, size * 3 // 2) if size >= 16 else (size,)) if s < most)
         size *= 2
     return tuple(sorted(sizes))
+
+
+def _powers(least: int, factor: int, most: int) -> list[int]:
+    """Return least, least * factor, ... and, behind the last that is smaller, most."""
+    sizes = [min(least, most)]
+    while sizes[-1] < most:
+        sizes.append(min(sizes[-1] * factor, most))
+    return sizes

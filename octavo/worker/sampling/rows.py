@@ -51,9 +51,11 @@ class SamplingRows:
             if params.min_tokens > 0:
                 ids = np.array(admission.stop_ids, np.int64)
                 self._stop_ids[slot] = ids[ids < self.vocab_size]
-        slots = torch.tensor([admission.slot for admission in admissions], device=self.reals.device)
-        self.reals[slots] = torch.tensor(reals, dtype=torch.float64, device=self.reals.device)
-        self.wholes[slots] = torch.tensor(wholes, dtype=torch.int64, device=self.wholes.device)
+        # Without waiting: a step may be running.
+        device = self.reals.device
+        slots = torch.tensor([admission.slot for admission in admissions]).to(device, non_blocking=True)
+        self.reals[slots] = torch.tensor(reals, dtype=torch.float64).to(device, non_blocking=True)
+        self.wholes[slots] = torch.tensor(wholes, dtype=torch.int64).to(device, non_blocking=True)
 
     def release(self, slots: SlotArray) -> None:
         """Forget what the slots' owners asked for."""
