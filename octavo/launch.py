@@ -7,7 +7,9 @@ into a process of its own with a `TextService` in front (`octavo serve`, `AsyncL
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -100,13 +102,15 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     from octavo.worker.executors.multiproc import MultiprocExecutor
     from octavo.worker.spec import WorkerSpec
 
-    resolved = resolve(config, checkpoint.facts, detect().facts)
+    device = detect(config.device.device).facts
+    resolved = resolve(config, checkpoint.facts, device)
     stages.done("libraries")
     spec = WorkerSpec(
         checkpoint=checkpoint,
         dtype=resolved.dtype,
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
         load_format=config.model.load_format,
         seed=config.model.seed,
         kv_cache_memory=config.cache.kv_cache_memory,
@@ -115,6 +119,8 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         tensor=config.parallel.tensor_parallel_size,
         pipeline=config.parallel.pipeline_parallel_size,
         spread_experts=config.parallel.enable_expert_parallel,
+        device=device.kind,
+        enforce_eager=config.device.enforce_eager,
     )
     executor: Executor
     if spec.num_ranks == 1:
@@ -138,7 +144,21 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     )
     core = EngineCore(Scheduler(geometry, ready.num_pages, limits), executor)
     stages.log()
-    return RunningEngine(core=core, ready=ready, shutdown=executor.shutdown)
+    return RunningEngine(core=core, ready=ready, shutdown=_spare_from_collection(executor.shutdown))
+
+
+def _spare_from_collection(shutdown: Callable[[], None]) -> Callable[[], None]:
+    """Let the garbage collector pass over all that is there now; returns `shutdown` with the end of this.
+
+    A collection that looks at every object of the libraries takes 0.1 s, in which the device waits.
+    """
+    gc.freeze()
+
+    def end() -> None:
+        shutdown()
+        gc.unfreeze()
+
+    return end
 
 
 def build_from_options(options: bytes) -> RunningEngine:

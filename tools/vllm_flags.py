@@ -128,6 +128,7 @@ TESTS = {
     "max-logprobs": "frontend/test_intake.py::test_logprobs_have_a_limit",
     "skip-tokenizer-init": "frontend/test_intake.py::test_without_a_tokenizer_only_ids_are_taken",
     "served-model-name": "server/test_operations.py::test_models",
+    "enforce-eager": "worker/test_graphs.py::test_why_there_are_no_graphs",
     "hf-overrides": "host/checkpoint/test_open.py::test_overrides_are_of_config_json",
     "generation-config": "host/checkpoint/test_open.py::test_how_the_makers_sample",
     "load-format": "host/checkpoint/test_open.py::test_what_weights_are_taken_from_a_folder",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 _KNOWN = {
     "OCTAVO_LOG_LEVEL": "log level of all processes: DEBUG, INFO, WARNING or ERROR",
+    "OCTAVO_CACHE": "folder of what is computed once and kept, compiled kernels for example; unset is octavo in the user's cache",
     "OCTAVO_PLUGINS": "comma-separated names of the plugins to load; unset loads all",
     "OCTAVO_API_KEY": "key that `octavo serve` asks for and that commands send to a server",
     "HF_HOME": "root of the Hugging Face cache",
@@ -23,6 +24,7 @@ class Env:
     """The environment as read at start."""
 
     log_level: str
+    cache: str
     plugins: tuple[str, ...] | None
     api_key: str | None
     cache_home: str
@@ -40,6 +42,7 @@ def read_env() -> Env:
     hf_home = get("HF_HOME") or os.path.join(cache_home, "huggingface")
     return Env(
         log_level=get("OCTAVO_LOG_LEVEL", "INFO").upper(),
+        cache=get("OCTAVO_CACHE") or os.path.join(cache_home, "octavo"),
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
         cache_home=cache_home,
         api_key=get("OCTAVO_API_KEY") or None,
@@ -48,6 +51,13 @@ def read_env() -> Env:
         hf_hub_offline=get("HF_HUB_OFFLINE", "0") in ("1", "true", "True", "YES", "yes"),
         hf_token=get("HF_TOKEN") or None,
     )
+
+
+def prepare_kernel_caches() -> None:
+    """Let compilers of kernels keep what they make in Octavo's cache folder; where the user named another, that one counts."""
+    folder = read_env().cache
+    for variable, name in (("TRITON_CACHE_DIR", "triton"), ("CUDA_CACHE_PATH", "cuda")):
+        os.environ.setdefault(variable, os.path.join(folder, name))  # noqa: TID251
 
 
 def known_variables() -> dict[str, str]:

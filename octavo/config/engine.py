@@ -10,6 +10,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
 from octavo.base.naming import unknown_name
 from octavo.config.cache import CacheConfig
+from octavo.config.device import DeviceConfig
 from octavo.config.foreign import FOREIGN
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
@@ -35,6 +36,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
 
     @staticmethod
     def from_options(options: Mapping[str, Any]) -> EngineConfig:
@@ -47,6 +49,7 @@ class EngineConfig:
             "cache": CacheConfig,
             "schedule": ScheduleConfig,
             "parallel": ParallelConfig,
+            "device": DeviceConfig,
         }
         homes = {declared.name: concern for concern, cls in concerns.items() for declared in fields(cls)}
         split: dict[str, dict[str, Any]] = {concern: {} for concern in concerns}

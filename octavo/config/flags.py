@@ -20,6 +20,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
 from octavo.base.naming import nearest
 from octavo.config.cache import CacheConfig
+from octavo.config.device import DeviceConfig
 from octavo.config.engine import ALIASES, EngineConfig, spelled
 from octavo.config.foreign import FOREIGN, SHORT
 from octavo.config.model import ModelConfig
@@ -27,7 +28,7 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 from octavo.config.serve import ServeConfig
 
-_ENGINE_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig)
+_ENGINE_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig, DeviceConfig)
 _SERVE_RECORDS: tuple[type[Any], ...] = (ServeConfig,)
 _UNITS = {
     "": 1,

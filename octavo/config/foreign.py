@@ -51,7 +51,7 @@ _MEDIA = "only text is taken so far"
 _OFFLOAD = "weights and pages stay on their device"
 _ONE_MACHINE = "one engine over the processes of one machine so far (--tensor-parallel-size, --pipeline-parallel-size)"
 _CHOSEN = "kernels are chosen from the facts of the machine; `octavo doctor` shows which, and why"
-_GRAPHS = "nothing is compiled or recorded before it is needed, and there are no sizes to choose"
+_GRAPHS = "a few sizes of steps are recorded, and more as they are needed: there are none to choose"
 _LOG = "OCTAVO_LOG_LEVEL is the level of all logs, which go to standard error in one format"
 
 _ROWS = (
@@ -65,7 +65,6 @@ _ROWS = (
     *_refuse("quantization", "the format of weights follows from the checkpoint", harmless="auto gguf none"),
     *_refuse("quantization_config", "the format of weights follows from the checkpoint"),
     *_accept("allow_deprecated_quantization", "the format of weights follows from the checkpoint", "nothing"),
-    *_accept("enforce_eager", "no steps are recorded on this kind of device", "nothing"),
     *_refuse("enable_return_routed_experts return_sampling_mask enable_trace_replay", _LATER, "nothing"),
     *_refuse("logprobs_mode", _LATER, harmless="raw_logprobs"),
     *_refuse("use_fp64_gumbel", "draws are made from counter-based random numbers, in one precision", "nothing"),

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from octavo.base.facts import DeviceFacts
+from octavo.device.base import Graph
 from octavo.device.host import host_arch, host_cores, host_memory
+
+
+class Done:
+    """An event of a device that queues nothing."""
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def wait(self) -> None:
+        """Return at once."""
 
 
 class CpuDevice:
@@ -41,6 +55,26 @@ class CpuDevice:
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return uninitialized uint8 `[num_bytes]`; its pages take memory once they are written."""
         return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        """Return uninitialized uint8 `[num_bytes]`: all memory is the host's."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """Do the work and return 0: nobody counts what a host's allocator hands out."""
+        work()
+        return 0
+
+    def record(self) -> Done:
+        """Return an event that is done."""
+        return Done()
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Fail: the facts name no "graphs"."""
+        raise AssertionError("a host records no graphs")
+
+    def release(self) -> None:
+        """Return at once: the allocator knows best."""
 
     def synchronize(self) -> None:
         """Return at once: nothing is queued on a host."""

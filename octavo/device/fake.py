@@ -1,26 +1,123 @@
-"""A device for tests: invented facts and memory, and the host's arithmetic."""
+"""A device for tests: invented facts and memory, the host's arithmetic, and graphs that replay as a GPU's do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from octavo.base.facts import DeviceFacts
 
 _FACTS = DeviceFacts(
     kind="fake", name="fake", arch="fake_1", num_cores=4, total_memory=8 * 2**30, dtypes=("float32", "bfloat16")
 )
+# What a GPU cannot do while it records, because the host would have to wait: reading values, and shapes that depend on them.
+_READS = frozenset(
+    (
+        *(Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.cpu, torch.from_numpy),
+        *(Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
+    )
+)
+_aten = torch.ops.aten
+_SHAPED_BY_VALUES = frozenset(
+    (
+        *(_aten._local_scalar_dense.default, _aten.nonzero.default, _aten.masked_select.default),
+        *(_aten._unique2.default, _aten.unique_consecutive.default, _aten.repeat_interleave.Tensor),
+    )
+)
+_INDEXED = frozenset((_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default))
+
+
+class FakeEvent:
+    """An event that is done once somebody waited for it, or for one after it."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self._device = device
+        self._number = device.num_recorded
+
+    def done(self) -> bool:
+        """Whether it, or one after it, was waited for."""
+        return self._device.num_done >= self._number
+
+    def wait(self) -> None:
+        """Note that everything before it is done."""
+        self._device.num_done = max(self._device.num_done, self._number)
+
+
+class _NoReads(TorchFunctionMode):
+    """Refuses what no operation shows: reading a tensor's memory on the host, and making a tensor of the host's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS:
+            raise _refused(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _refused(func: Any) -> RuntimeError:
+    return RuntimeError(f"{func.__name__} is not permitted while work is recorded")
+
+
+class FakeGraph(TorchDispatchMode):
+    """Operations on the very tensors that they were recorded with: what the host decided meanwhile stays decided."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        super().__init__()
+        self._device = device
+        # Function, arguments, what it gave, and which of that is memory of its own.
+        self._steps: list[tuple[Any, Any, Any, Any, list[bool]]] = []
+
+    @property
+    def num_operations(self) -> int:
+        """Operations of one replay."""
+        return len(self._steps)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masks = func in _INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1])
+        if masks or func in _SHAPED_BY_VALUES:
+            raise _refused(func)
+        out = func(*args, **(kwargs or {}))
+        given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+        made = [tensor.untyped_storage().data_ptr() not in given for tensor in _tensors(out)]
+        self._steps.append((func, args, kwargs or {}, out, made))
+        return out
+
+    def replay(self) -> None:
+        """Do the operations again; what they made is overwritten."""
+        self._device.num_replays += 1
+        for func, args, kwargs, out, made in self._steps:
+            again = func(*args, **kwargs)
+            for old, new, is_own in zip(_tensors(out), _tensors(again), made, strict=True):
+                if is_own:
+                    old.copy_(new)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 @dataclass(slots=True, kw_only=True)
 class FakeDevice:
-    """A `Device` that is whatever `facts` say. allocated: bytes handed out, which are no longer free."""
+    """A `Device` that is whatever `facts` say. allocated: bytes handed out, which are no longer free.
+
+    peak_bytes: what every piece of work is said to hold at once. num_*: calls so far; num_done: events that are done.
+    """
 
     facts: DeviceFacts = _FACTS
     allocated: int = 0
+    peak_bytes: int = 0
     num_synchronized: int = 0
+    num_recorded: int = 0
+    num_done: int = 0
+    num_replays: int = 0
+    num_released: int = 0
     torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    graphs: list[FakeGraph] = field(default_factory=list[FakeGraph])
 
     def free_memory(self) -> int:
         """Bytes of the invented memory that nobody took."""
@@ -33,9 +130,36 @@ class FakeDevice:
         self.allocated += num_bytes
         return torch.full((num_bytes,), 255, dtype=torch.uint8)
 
-    def synchronize(self) -> None:
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        """Return uint8 `[num_bytes]`, full of 255."""
+        return torch.full((num_bytes,), 255, dtype=torch.uint8)
+
+    def peak(self, work: Callable[[], None]) -> int:
+        """Do the work and return `peak_bytes`."""
+        work()
+        return self.peak_bytes
+
+    def record(self) -> FakeEvent:
+        """Return an event that is done once it was waited for."""
+        self.num_recorded += 1
+        return FakeEvent(self)
+
+    def capture(self, work: Callable[[], None]) -> FakeGraph:
+        """Record the operations of `work`, which are done too; raises RuntimeError if it reads a tensor on the host."""
+        graph = FakeGraph(self)
+        with _NoReads(), graph:
+            work()
+        self.graphs.append(graph)
+        return graph
+
+    def release(self) -> None:
         """Count the call."""
+        self.num_released += 1
+
+    def synchronize(self) -> None:
+        """Count the call; every event is done."""
         self.num_synchronized += 1
+        self.num_done = self.num_recorded
 
 
 def fake_device(**facts: object) -> FakeDevice:

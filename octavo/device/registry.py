@@ -11,7 +11,7 @@ from octavo.device.base import Device
 
 def devices() -> Registry:
     """Return the registry of devices, with those of other packages (entry points `octavo.devices`)."""
-    registry = Registry("device", {"cpu": "octavo.device.cpu:find"})
+    registry = Registry("device", {"cuda": "octavo.device.cuda:find", "cpu": "octavo.device.cpu:find"})
     extend(registry, "octavo.devices")
     return registry
 

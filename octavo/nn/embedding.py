@@ -16,9 +16,6 @@ from octavo.nn.parallel.collectives import all_gather, all_reduce
 from octavo.nn.parallel.mesh import Axis, Mesh
 from octavo.nn.parallel.placement import portion
 
-# Rows of the head widened to float32 at a time, for other dtypes.
-_TILE = 8192
-
 
 class _Table(nn.Module):
     """The rows of a table [V, N] that this rank holds."""
@@ -91,15 +88,13 @@ class LMHead(_Table):
             table.make()
 
     def bind(self, binding: Binding) -> None:
-        """Take the way to join the ranks' parts."""
+        """Take the kernel, and the way to join the ranks' parts."""
         sizes = [len(portion(self.shape[0], self.axis, rank)) for rank in range(self.axis.size)]
         self._gather = all_gather(self.axis, sizes)
+        self._logits = binding.kernels.logits
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 [S, V], of hidden [S, N]; never rounded to a narrower dtype."""
         weight = self.tied[0].weight if self.tied else self.weight
         assert weight is not None, "only the last stage has a head"
-        if weight.dtype == torch.float32:
-            return self._gather(F.linear(hidden, weight))
-        wide = hidden.float()
-        return self._gather(torch.cat([F.linear(wide, rows.float()) for rows in weight.split(_TILE)], -1))
+        return self._gather(self._logits(hidden, weight))

@@ -15,7 +15,8 @@ class Candidate:
     """One implementation of an op and what it can do; an empty tuple means any.
 
     path: `module:function`, imported once it is chosen. check: what the other fields cannot say; given facts and dtype it
-    returns None, or the reason why it does not fit.
+    returns None, or the reason why it does not fit. recordable: what it launches follows from shapes alone, never from values
+    that it reads on the host, so that a graph may record it.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Candidate:
     dtypes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     check: Callable[[DeviceFacts, str], str | None] | None = None
+    recordable: bool = True
 
     def refusal(self, facts: DeviceFacts, dtype: str) -> str | None:
         """Return why it cannot compute in `dtype` on this device, or None if it can."""

@@ -19,6 +19,7 @@ from octavo.ops import (
     grouped_experts,
     latent_attention,
     layer_norm,
+    logits,
     page_copy,
     page_write,
     paged_attention,
@@ -46,6 +47,7 @@ _OPS = (
     latent_attention.LATENT_ATTENTION,
     row_attention.ROW_ATTENTION,
     cross_attention.CROSS_ATTENTION,
+    logits.LOGITS,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
 )
@@ -53,7 +55,10 @@ _OPS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The functions to call, one for each op, and the reasons of the choices, one line each."""
+    """The functions to call, one for each op, and the reasons of the choices, one line each.
+
+    unrecordable: of the functions that no graph can record, by what they are called ("paged_attention torch").
+    """
 
     rms_norm: rms_norm.RmsNorm
     add_rms_norm: rms_norm.AddRmsNorm
@@ -71,9 +76,11 @@ class Kernels:
     latent_attention: latent_attention.LatentAttention
     row_attention: row_attention.RowAttention
     cross_attention: cross_attention.CrossAttention
+    logits: logits.Logits
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule
     decisions: tuple[str, ...]
+    unrecordable: Mapping[str, object]
 
 
 def ops() -> dict[str, Op]:
@@ -101,8 +108,11 @@ def bind(facts: DeviceFacts, dtype: str, overrides: Mapping[str, str] | None = N
             raise ConfigError(unknown_name("op", name, known), field=name)
     functions: dict[str, Any] = {}
     reasons: list[str] = []
+    unrecordable: dict[str, object] = {}
     for name, op in known.items():
         choice = choose(op, facts, dtype, overrides.get(name))
         functions[name] = import_path(choice.candidate.path)
         reasons.append(choice.reason)
-    return Kernels(**functions, decisions=tuple(reasons))
+        if not choice.candidate.recordable:
+            unrecordable[f"{name} {choice.candidate.name}"] = functions[name]
+    return Kernels(**functions, decisions=tuple(reasons), unrecordable=unrecordable)

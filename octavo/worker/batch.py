@@ -1,6 +1,10 @@
 """From a plan and the slots to one forward pass, without a loop over rows.
 
-Shapes: R rows of the plan, T tokens of the step, S sampling rows.
+The host says little of a step (`StepRows`: which slots, and where their tokens begin), in one array of numbers; everything
+else the device works out of them, in the same way whether a graph replays it or not.
+
+Shapes: R rows, T tokens of the step, S sampling rows. A recorded step has more rows and tokens than a plan fills: those rows
+are the void slot's, and those tokens belong to no row.
 """
 
 from __future__ import annotations
@@ -21,23 +25,92 @@ from octavo.worker.slots import Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What a step computes.
+class StepShape:
+    """What is settled before a step runs. decodes: every row computes one token, the newest that it has.
 
-    ids: int64 [T]. sampling: int64 [S] on the host, the plan's rows that sample; slots: theirs. last: int64 [S], the tokens
-    whose logits they need. positions: int64 [S], of the tokens they will get.
+    widths: for each group, the columns of a page table that any row reaches.
+    """
+
+    num_tokens: int
+    num_rows: int
+    decodes: bool
+    widths: tuple[int, ...]
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers tell the device of such a step."""
+        return self.num_rows + 1 if self.decodes else 4 * (self.num_rows + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """A plan's rows on the host. slots, starts: int64 [R]; starts: -1 for what the device knows. query_starts: int64 [R + 1].
+
+    sampling: int64 [S], the rows that sample. longest: tokens of the longest row, an upper bound. decodes: see `StepShape`.
+    """
+
+    slots: SlotArray
+    starts: SlotArray
+    query_starts: SlotArray
+    sampling: SlotArray
+    longest: int
+    decodes: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return int(self.query_starts[-1])
+
+    @property
+    def all_sample(self) -> bool:
+        """Whether every row samples."""
+        return len(self.sampling) == len(self.slots)
+
+    def numbers(self, shape: StepShape, void: int) -> np.ndarray:
+        """Return what tells the device of a step of this shape, which may be larger: int64 [shape.num_numbers]."""
+        count = len(self.slots)
+        if shape.decodes:
+            numbers = np.full(shape.num_rows + 1, void, np.int64)
+            numbers[:count] = self.slots
+            return numbers
+        numbers = np.empty((4, shape.num_rows + 1), np.int64)
+        numbers[0], numbers[1], numbers[2], numbers[3] = void, -1, self.num_tokens, void
+        numbers[0, :count], numbers[1, :count] = self.slots, self.starts
+        numbers[2, : len(self.query_starts)] = self.query_starts
+        numbers[3, self.sampling] = self.slots[self.sampling]
+        return numbers.reshape(-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What a step computes. ids: int64 [T].
+
+    Of every row, last: int64 [R], its last token; targets: int64 [R], the slot that a token sampled from there belongs to,
+    void if none is; lengths: int64 [R], the position of that token.
     """
 
     ids: Tensor
     context: ForwardContext
+    last: Tensor
+    targets: Tensor
+    lengths: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingBatch:
+    """The rows of a plan that sample. sampling, slots: int64 [S] on the host: which of the plan's rows, and theirs.
+
+    targets: int64 [S], the slots again; positions: int64 [S], of the tokens they will get.
+    """
+
     sampling: SlotArray
     slots: SlotArray
-    last: Tensor
+    targets: Tensor
     positions: Tensor
 
 
-def make_batch(plan: StepPlan, slots: Slots, pool: PagePool) -> Batch:
-    """Build the inputs of a plan with at least one row.
+def plan_rows(plan: StepPlan, slots: Slots) -> StepRows:
+    """Return the rows of a plan that has at least one.
 
     A row that starts at FROM_DEVICE computes its last token: there are no drafts to check yet. A row whose slot was
     released reads and writes no page but the scratch page.
@@ -47,32 +120,72 @@ def make_batch(plan: StepPlan, slots: Slots, pool: PagePool) -> Batch:
     counts = np.where(going_on, 1, plan.counts).astype(np.int64)
     ends = np.where(going_on, slots.bounds[rows], plan.starts + counts)
     assert (ends <= slots.bounds[rows]).all() and (counts > 0).all(), "a row computes tokens that it does not have"
-    query_starts = np.concatenate([[0], counts.cumsum()])
-    row_of_token = np.repeat(np.arange(len(rows)), counts)
-    within = np.arange(query_starts[-1]) - query_starts[row_of_token]
-    sampling = np.flatnonzero(plan.samples)
+    return StepRows(
+        slots=rows,
+        starts=plan.starts.astype(np.int64),
+        query_starts=np.concatenate([[0], counts.cumsum()]),
+        sampling=np.flatnonzero(plan.samples),
+        longest=max(1, int(ends.max())),
+        decodes=bool(going_on.all() and plan.samples.all()),
+    )
 
-    def put(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(slots.device)
 
-    row_slots = put(rows)
-    starts = torch.where(put(going_on).bool(), slots.lengths[row_slots] - 1, put(plan.starts)).clamp(min=0)
-    lengths = starts + put(counts)
-    token_rows = put(row_of_token)
-    token_slots = row_slots[token_rows]
-    positions = starts[token_rows] + put(within)
-    longest = max(1, int(ends.max()))
+def void_rows(num_rows: int, num_tokens: int, longest: int) -> StepRows:
+    """Return rows that are nobody's and read and write the scratch page only; each has its share of tokens, at most `longest`."""
+    none, num_tokens = np.zeros(0, np.int64), min(num_tokens, num_rows * longest)
+    return StepRows(
+        slots=none,
+        starts=none,
+        query_starts=np.arange(num_rows + 1) * num_tokens // num_rows,
+        sampling=none,
+        longest=-(-num_tokens // num_rows),
+        decodes=num_rows == num_tokens,
+    )
+
+
+def shape_of(rows: StepRows, slots: Slots, pool: PagePool) -> StepShape:
+    """Return the shape that fits the rows exactly."""
+    # Only the columns that the longest row reaches: a table costs what sequences take, not what they might.
+    encoder = max(1, int(slots.encoder_bounds[rows.slots].max(initial=0)))
+    widths = tuple(
+        group.blocks_of(encoder if group.is_encoder else rows.longest) * group.pages_per_block
+        for group in pool.geometry.groups
+    )
+    return StepShape(
+        num_tokens=rows.num_tokens, num_rows=len(rows.query_starts) - 1, decodes=rows.decodes, widths=widths
+    )
+
+
+def make_batch(numbers: Tensor, shape: StepShape, slots: Slots, pool: PagePool) -> Batch:
+    """Work out a step from its numbers, int64 [shape.num_numbers], on the device alone."""
+    num_rows = shape.num_rows
+    if shape.decodes:
+        row_slots = token_slots = targets = numbers[:num_rows]
+        starts = positions = (slots.lengths[row_slots] - 1).clamp_(min=0)
+        query_starts = torch.arange(num_rows + 1, device=numbers.device)
+        lengths = starts + 1
+    else:
+        owners, starts, query_starts, targets = numbers.view(4, -1).unbind()
+        row_slots, targets = owners[:num_rows], targets[:num_rows]
+        starts = torch.where(starts < 0, slots.lengths[owners] - 1, starts).clamp_(min=0)
+        tokens = torch.arange(shape.num_tokens, device=numbers.device)
+        # Tokens behind the last row's end are in row R, which is void.
+        token_rows = torch.searchsorted(query_starts[1:], tokens, right=True)
+        token_slots = owners[token_rows]
+        positions = (starts[token_rows] + tokens - query_starts[token_rows]).clamp_(max=slots.max_model_len - 1)
+        starts = starts[:num_rows]
+        lengths = starts + query_starts.diff()
     context = ForwardContext(
         positions=positions,
-        query_starts=put(query_starts).to(torch.int32),
+        query_starts=query_starts.to(torch.int32),
         lengths=lengths.to(torch.int32),
         groups=tuple(
             _state_inputs(group, table[row_slots], starts, lengths)
             if group.is_state
-            else _encoder_inputs(group, table[row_slots], int(slots.encoder_bounds[rows].max()))
+            else _encoder_inputs(group, table[row_slots, :width])
             if group.is_encoder
-            else _group_inputs(group, table, row_slots, token_slots, positions, longest)
-            for group, table in zip(pool.geometry.groups, slots.tables, strict=True)
+            else _group_inputs(group, table, table[row_slots, :width], token_slots, positions)
+            for group, table, width in zip(pool.geometry.groups, slots.tables, shape.widths, strict=True)
         ),
         layers=pool.layers,
         encoder_lengths=slots.encoder_lengths[row_slots] if pool.geometry.has_encoder else None,
@@ -80,10 +193,9 @@ def make_batch(plan: StepPlan, slots: Slots, pool: PagePool) -> Batch:
     return Batch(
         ids=slots.history[token_slots, positions].long(),
         context=context,
-        sampling=sampling,
-        slots=rows[sampling],
-        last=put(query_starts[1:][sampling] - 1),
-        positions=lengths[put(sampling)],
+        last=(query_starts[1:] - 1).clamp_(min=0),
+        targets=targets,
+        lengths=lengths,
     )
 
 
@@ -100,7 +212,13 @@ def make_encoder_batch(admissions: Sequence[Admission], slots: Slots, pool: Page
         query_starts=torch.from_numpy(query_starts).to(device, torch.int32),
         lengths=slots.encoder_lengths[row_slots],
         groups=tuple(
-            _group_inputs(group, table, row_slots, token_slots, positions, int(counts.max()))
+            _group_inputs(
+                group,
+                table,
+                table[row_slots, : group.blocks_of(int(counts.max())) * group.pages_per_block],
+                token_slots,
+                positions,
+            )
             if group.is_encoder
             else _scratch_inputs(group, pool.scratch, positions)
             for group, table in zip(pool.geometry.groups, slots.tables, strict=True)
@@ -109,23 +227,6 @@ def make_encoder_batch(admissions: Sequence[Admission], slots: Slots, pool: Page
     )
     ids = np.concatenate([admission.encoder_tokens for admission in admissions]).astype(np.int64)
     return torch.from_numpy(ids).to(device), context
-
-
-def make_dummy_batch(num_tokens: int, pool: PagePool, device: torch.device) -> Batch:
-    """Build a pass over rows of one token each that touches the scratch page only."""
-    zeros = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-    groups = tuple(_scratch_inputs(group, pool.scratch, zeros) for group in pool.geometry.groups)
-    ones = torch.ones(num_tokens, dtype=torch.int32, device=device)
-    context = ForwardContext(
-        positions=zeros,
-        query_starts=torch.arange(num_tokens + 1, dtype=torch.int32, device=device),
-        lengths=ones,
-        groups=groups,
-        layers=pool.layers,
-        encoder_lengths=ones if pool.geometry.has_encoder else None,
-    )
-    none = np.zeros(0, np.int64)
-    return Batch(ids=zeros, context=context, sampling=none, slots=none, last=zeros[:0], positions=zeros[:0])
 
 
 def _scratch_inputs(group: GroupGeometry, scratch: int, zeros: Tensor) -> GroupInputs | StateInputs:
@@ -141,11 +242,11 @@ def _scratch_inputs(group: GroupGeometry, scratch: int, zeros: Tensor) -> GroupI
     )
 
 
-def _encoder_inputs(group: GroupGeometry, table: Tensor, longest: int) -> GroupInputs:
-    """Find what the encoder left; nothing is written there any more."""
+def _encoder_inputs(group: GroupGeometry, table: Tensor) -> GroupInputs:
+    """Find what the encoder left; nothing is written there any more. table: int32 [R, columns]."""
     none = torch.zeros(0, dtype=torch.int64, device=table.device)
     return GroupInputs(
-        table=table[:, : max(1, group.blocks_of(longest)) * group.pages_per_block],
+        table=table,
         write_pages=none.view(0, 1).expand(0, group.pages_per_block),
         write_offsets=none,
         block=group.block,
@@ -164,15 +265,14 @@ def _state_inputs(group: GroupGeometry, table: Tensor, starts: Tensor, lengths: 
 
 
 def _group_inputs(
-    group: GroupGeometry, table: Tensor, row_slots: Tensor, token_slots: Tensor, positions: Tensor, longest: int
+    group: GroupGeometry, whole: Tensor, table: Tensor, token_slots: Tensor, positions: Tensor
 ) -> GroupInputs:
-    # Only the columns that the longest row reaches: the table costs what sequences take, not what they might.
-    width = group.blocks_of(longest) * group.pages_per_block
+    """Find where tokens are read and written. whole: int32 [N + 1, columns], of all slots. table: int32 [R, C]."""
     columns = torch.arange(group.pages_per_block, device=positions.device)
     places = (positions // group.block)[:, None] * group.pages_per_block + columns
     return GroupInputs(
-        table=table[row_slots, :width],
-        write_pages=table[token_slots[:, None], places].long(),
+        table=table,
+        write_pages=whole[token_slots[:, None], places].long(),
         write_offsets=positions % group.block,
         block=group.block,
         pages_per_block=group.pages_per_block,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from octavo.base.errors import ConfigError
 from octavo.engine.kvcache.geometry import solve
@@ -14,20 +14,29 @@ _HOST_SHARE = 0.5
 
 
 def pool_bytes(
-    spec: WorkerSpec, layers: Sequence[KeptLayer], *, kind: str, free: int, total: int
+    spec: WorkerSpec,
+    layers: Sequence[KeptLayer],
+    *,
+    kind: str,
+    free: int,
+    total: int,
+    others: Mapping[str, int],
 ) -> tuple[int, tuple[str, ...]]:
     """Return the bytes that the pool may take, and the arithmetic in words.
 
     kind: of the device ("cpu", "cuda"). free, total: its memory in bytes, measured with the weights loaded; the ranks of a host
-    share it. Raises ConfigError when `kv_cache_memory` is more than is free, or nothing is left.
+    share it. others: what else will be taken, by owner. Raises ConfigError when `kv_cache_memory` is more than is left, or
+    nothing is.
     """
     if kind == "cpu":
         free //= spec.num_ranks
+    left = free - sum(others.values())
+    taken = "".join(f", less {_mib(size)} for {owner}" for owner, size in others.items())
     if spec.kv_cache_memory is not None:
-        if spec.kv_cache_memory > free:
+        if spec.kv_cache_memory > left:
             raise ConfigError(
-                f"kv_cache_memory must be at most the {_mib(free)} that are free once the weights are loaded, "
-                f"not {_mib(spec.kv_cache_memory)}",
+                f"kv_cache_memory must be at most the {_mib(max(left, 0))} that are left once the weights are loaded "
+                f"({_mib(free)} free{taken}), not {_mib(spec.kv_cache_memory)}",
                 field="kv_cache_memory",
             )
         return spec.kv_cache_memory, (f"page pool {_mib(spec.kv_cache_memory)}: asked for",)
@@ -36,8 +45,8 @@ def pool_bytes(
         allowed = int(free * _HOST_SHARE * share)
         reason = f"{_HOST_SHARE:g} of {_mib(free)} free, times utilization {share:g}"
     else:
-        allowed = int(free - (1.0 - share) * total)
-        reason = f"{_mib(free)} free, less {1.0 - share:.2g} of {_mib(total)} kept back"
+        allowed = int(left - (1.0 - share) * total)
+        reason = f"{_mib(free)} free{taken}, less {1.0 - share:.2g} of {_mib(total)} kept back"
     if allowed <= 0:
         raise ConfigError(f"no memory is left for the page pool: {reason}", field="gpu_memory_utilization")
     if kind != "cpu":

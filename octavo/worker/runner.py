@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor
 
 from octavo.base.naming import unknown_name
 from octavo.device.registry import detect
@@ -20,16 +21,32 @@ from octavo.protocol.arrays import Int32Array, int32
 from octavo.protocol.control import Ack, Call, Control
 from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.step import RowError, StepPlan, StepResult
-from octavo.worker.batch import Batch, make_batch, make_dummy_batch, make_encoder_batch
+from octavo.worker.batch import (
+    Batch,
+    SamplingBatch,
+    StepRows,
+    StepShape,
+    make_batch,
+    make_encoder_batch,
+    plan_rows,
+    shape_of,
+    void_rows,
+)
+from octavo.worker.graphs import Recorded, StepGraphs
+from octavo.worker.ledger import Ledger
 from octavo.worker.loader.assemble import AssembledModel, assemble
 from octavo.worker.memory import pool_bytes
 from octavo.worker.pages import PagePool
 from octavo.worker.pooling import pool
+from octavo.worker.results import Finish, Pending
 from octavo.worker.sampling.logprobs import token_logprobs
 from octavo.worker.sampling.rows import SlotArray
 from octavo.worker.sampling.sampler import sample
 from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
+from octavo.worker.staging import Staging
+from octavo.worker.step import StepProgram
+from octavo.worker.warmup import kept_back, why_no_graphs
 
 Assemble = Callable[..., AssembledModel]
 # An empty msgpack list.
@@ -45,16 +62,17 @@ class ModelRunner:
     def __init__(self, spec: WorkerSpec, assemble: Assemble = assemble, mesh: Mesh | None = None) -> None:
         self.spec = spec
         self.mesh = mesh or Mesh()
+        self.device = detect(spec.device)
+        self.ledger = Ledger(self.device)
         self._share = broadcast(self.mesh.tensor)
-        # Of plans whose tokens this stage has not learnt: slots and positions.
-        self._unknown: dict[int, tuple[SlotArray, torch.Tensor]] = {}
+        # Of plans whose tokens this stage has not learnt.
+        self._unknown: dict[int, SamplingBatch] = {}
         self._assemble = assemble
-        self._calls: dict[str, Callable[[], Any]] = {"describe": self._describe}
+        self._graphs: StepGraphs | None = None
 
     def load(self) -> WorkerReport:
         """Load the model; report what its layers keep and how many bytes the page pool may take."""
-        spec = self.spec
-        self.device = detect(spec.device)
+        spec, facts = self.spec, self.device.facts
         loaded = self._assemble(
             spec.checkpoint,
             dtype=spec.dtype,
@@ -66,38 +84,90 @@ class ModelRunner:
         )
         # Ranks may share a memory: it is measured once all have what they need.
         self.mesh.barrier()
+        self.ledger.charge("weights")
         self.model, self._kernels = loaded.model, loaded.kernels
-        facts = self.device.facts
+        self._no_graphs = why_no_graphs(spec, facts, loaded)
+        others = kept_back(spec, self.device, loaded, self.mesh, graphs=self._no_graphs is None)
+        self.ledger.charge("workspace")
         free_bytes, decisions = pool_bytes(
-            spec, loaded.layers, kind=facts.kind, free=self.device.free_memory(), total=facts.total_memory
+            spec,
+            loaded.layers,
+            kind=facts.kind,
+            free=self.device.free_memory(),
+            total=facts.total_memory,
+            others=others,
         )
+        graphs = () if facts.kind == "cpu" else (self._no_graphs or "decode steps are replayed as graphs",)
         return WorkerReport(
             layers=loaded.layers,
             free_bytes=free_bytes,
-            decisions=(*loaded.decisions, *decisions),
+            decisions=(*loaded.decisions, *decisions, *graphs),
             generates=loaded.generates,
         )
 
     def allocate(self, geometry: Geometry, num_pages: int) -> None:
-        """Make the page pool and the slots."""
+        """Make the page pool and the slots, and record the steps that are replayed."""
+        spec = self.spec
         self.pool = PagePool(geometry, num_pages, self.device, self._kernels.page_copy)
-        vocab_size = self.spec.checkpoint.facts.vocab_size
-        self.slots = Slots(self.spec.max_num_seqs, self.spec.max_model_len, vocab_size, self.pool)
+        self.ledger.charge("pool")
+        self.slots = Slots(spec.max_num_seqs, spec.max_model_len, spec.checkpoint.facts.vocab_size, self.pool)
+        self._staging = Staging(self.device, 4 * (spec.max_num_seqs + 1))
+        self.ledger.charge("slots")
+        if self._no_graphs is None:
+            program = StepProgram(model=self.model, slots=self.slots, pool=self.pool, staging=self._staging)
+            self._graphs = StepGraphs(self.device, program)
+            self._graphs.record_first()
+            self.ledger.charge("graphs")
+
+    def idle(self) -> None:
+        """Record another step while nothing is to be done."""
+        if self._graphs is not None:
+            self._graphs.record_next()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Launch a plan and wait for its result."""
+        return self.launch(plan).result()
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Do everything a plan says, in order: slots, copies, transfers, controls, encoder, rows, copies."""
-        self.slots.release(plan.releases)
-        self.slots.admit(plan.admissions)
-        self.slots.write_tables(plan.table)
+    def launch(self, plan: StepPlan) -> Pending:
+        """Queue everything a plan says, in order: slots, copies, transfers, controls, encoder, rows, copies."""
+        changes = self.slots.stage(plan)
+        rows = self._rows(plan)
+        found = None if rows is None or plan.dummy or len(plan.pools) else self._graph_for(rows)
+        numbers, shape, picked = np.zeros(0, np.int64), None, list[np.ndarray]()
+        if rows is not None:
+            shape = shape_of(rows, self.slots, self.pool) if found is None else found[0]
+            numbers = rows.numbers(shape, self.slots.void)
+            picked = [] if rows.all_sample else [rows.sampling]
+        placed, staged = self._staging.send(numbers, [*changes, *picked])
+        self.slots.apply(plan, staged[: len(changes)])
         self.pool.copy(plan.copies_before)
         # No connector can fill a page yet: the engine computes what it hoped to fetch.
         failed = tuple(transfer.ticket for transfer in plan.transfers)
         acks = tuple(self._control(control) for control in plan.controls)
         self._encode(plan)
-        rows = self._run(plan)
+        finish: Finish = lambda: StepResult(plan=plan.id)  # noqa: E731
+        if rows is not None and shape is not None:
+            index = staged[-1] if picked else None
+            recorded = None if found is None else found[1]
+            finish = (
+                self._run(plan, rows, make_batch(placed, shape, self.slots, self.pool), index)
+                if recorded is None
+                else self._replay(plan, rows, recorded, index)
+            )
         self.pool.copy(plan.copies_after)
-        return msgspec.structs.replace(rows, failed=failed, acks=acks)
+        return Pending(self.device.record(), lambda: msgspec.structs.replace(finish(), failed=failed, acks=acks))
+
+    def _rows(self, plan: StepPlan) -> StepRows | None:
+        if plan.dummy:
+            count = max(plan.shape, len(plan.slots), 1)
+            return void_rows(count, count, 1)
+        return plan_rows(plan, self.slots) if len(plan.slots) else None
+
+    def _graph_for(self, rows: StepRows) -> tuple[StepShape, Recorded | None] | None:
+        if self._graphs is None:
+            return None
+        return self._graphs.find(rows, self.slots.sampling.plain(rows.slots[rows.sampling]))
 
     def _encode(self, plan: StepPlan) -> None:
         """Run the encoder over the inputs of new sequences."""
@@ -106,86 +176,105 @@ class ModelRunner:
             model: EncoderDecoder = self.model  # pyright: ignore[reportAssignmentType]
             model.encode(*make_encoder_batch(new, self.slots, self.pool))
 
-    def _run(self, plan: StepPlan) -> StepResult:
-        """Compute and sample the plan's rows."""
-        if plan.dummy:
-            batch = make_dummy_batch(max(plan.shape, len(plan.slots), 1), self.pool, self.slots.device)
-            self.model.forward(batch.ids, batch.context)
-            return StepResult(plan=plan.id)
-        if len(plan.slots) == 0:
-            return StepResult(plan=plan.id)
-        batch = make_batch(plan, self.slots, self.pool)
-        hidden = self.model.forward(batch.ids, batch.context)
-        rows = self._tokens(plan, batch, hidden)
-        return self._with_vectors(plan, batch, hidden, rows) if len(plan.pools) and self.mesh.samples else rows
+    def _replay(self, plan: StepPlan, rows: StepRows, recorded: Recorded, index: Tensor | None) -> Finish:
+        """Do a step that was recorded, and sample where it did not. index: int64 [S], the rows that sample if not all do."""
+        recorded.graph.replay()
+        outputs = recorded.outputs
+        if outputs.logits is not None:
+            sampling = _sampling(rows, outputs.targets, outputs.lengths, index)
+            return self._sample(plan, sampling, _picked(outputs.logits, rows, index))
+        self.slots.advance(rows.slots[rows.sampling])
+        assert outputs.chosen is not None
+        chosen = self._staging.fetch(outputs.chosen)
+        return lambda: _tokens_of(plan, rows.sampling, chosen.numpy()[:, rows.sampling])
 
-    def _tokens(self, plan: StepPlan, batch: Batch, hidden: torch.Tensor) -> StepResult:
+    def _run(self, plan: StepPlan, rows: StepRows, batch: Batch, index: Tensor | None) -> Finish:
+        """Compute and sample the plan's rows. index: int64 [S], the rows that sample if not all do."""
+        hidden = self.model.forward(batch.ids, batch.context)
+        if plan.dummy:
+            return lambda: StepResult(plan=plan.id)
+        tokens = self._tokens(plan, rows, batch, hidden, index)
+        if len(plan.pools) and self.mesh.samples:
+            return self._with_vectors(plan, rows, hidden, tokens)
+        return tokens
+
+    def _tokens(self, plan: StepPlan, rows: StepRows, batch: Batch, hidden: Tensor, index: Tensor | None) -> Finish:
         """Sample the rows that sample. hidden: [T, N]."""
-        if len(batch.sampling) == 0:
-            return StepResult(plan=plan.id)
+        if len(rows.sampling) == 0:
+            return lambda: StepResult(plan=plan.id)
+        sampling = _sampling(rows, batch.targets, batch.lengths, index)
         if not self.mesh.ends:
-            self._unknown[plan.id] = batch.slots, batch.positions
-            return StepResult(plan=plan.id)
-        return self._sample(plan, batch, self.model.compute_logits(hidden[batch.last]))
+            self._unknown[plan.id] = sampling
+            return lambda: StepResult(plan=plan.id)
+        return self._sample(plan, sampling, self.model.compute_logits(hidden[_picked(batch.last, rows, index)]))
 
     @torch.inference_mode()
     def learn(self, result: StepResult) -> None:
         """Append what an earlier plan gave, on a stage before the last; nothing happens where it is known."""
-        rows = self._unknown.pop(result.plan, None)
-        if rows is None:
+        sampling = self._unknown.pop(result.plan, None)
+        if sampling is None:
             return
         ok = np.diff(result.offsets) > 0
         ids = np.zeros(len(ok), np.int64)
         ids[ok] = result.ids
-        device = self.slots.device
-        self.slots.append(*rows, torch.from_numpy(ids).to(device), torch.from_numpy(ok).to(device))
+        _, (ids, ok) = self._staging.send(np.zeros(0, np.int64), [ids, ok])
+        self._append(sampling, ids, ok.bool())
 
-    def _sample(self, plan: StepPlan, batch: Batch, logits: torch.Tensor) -> StepResult:
+    def _append(self, batch: SamplingBatch, ids: Tensor, ok: Tensor) -> None:
+        self.slots.append(batch.targets, batch.positions, ids, ok)
+        self.slots.advance(batch.slots)
+
+    def _sample(self, plan: StepPlan, batch: SamplingBatch, logits: Tensor) -> Finish:
         """Choose tokens, append them to their slots and bring them to the host. logits: float32 [S, V]."""
         if not self.mesh.samples:
             shared = self._share(torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device))
-            self.slots.append(batch.slots, batch.positions, shared[0], shared[1].bool())
-            return StepResult(plan=plan.id)
+            self._append(batch, shared[0], shared[1].bool())
+            return lambda: StepResult(plan=plan.id)
         sampled = sample(logits, self.slots.sampling, batch.slots, batch.positions)
-        self._share(torch.stack((sampled.ids, sampled.ok)))
-        self.slots.append(batch.slots, batch.positions, sampled.ids, sampled.ok)
-        ok = sampled.ok.cpu().numpy()
-        ids: Int32Array = sampled.ids.cpu().numpy()[ok].astype(np.int32)
-        num_logprobs = self.slots.sampling.num_logprobs[batch.slots][ok]
-        return StepResult(
-            plan=plan.id,
-            offsets=int32([0, *ok.cumsum().tolist()]),
-            ids=ids,
-            logprobs=token_logprobs(logits if ok.all() else logits[sampled.ok], ids, num_logprobs),
-            errors=tuple(
-                RowError(row=int(row), message="the model's logits are not finite") for row in batch.sampling[~ok]
-            ),
-        )
+        chosen = torch.stack((sampled.ids, sampled.ok))
+        self._share(chosen)
+        self._append(batch, sampled.ids, sampled.ok)
+        wanted = self.slots.sampling.num_logprobs[batch.slots]
+        if (wanted < 0).all():
+            fetched = self._staging.fetch(chosen)
+            return lambda: _tokens_of(plan, batch.sampling, fetched.numpy())
+        # Log-probabilities are worked out from the ids on the host: whoever asks for them waits for the device here.
+        found = chosen.cpu().numpy()
+        ok, result = found[1] > 0, _tokens_of(plan, batch.sampling, found)
+        logprobs = token_logprobs(logits if ok.all() else logits[sampled.ok], result.ids, wanted[ok])
+        return lambda: msgspec.structs.replace(result, logprobs=logprobs)
 
-    def _with_vectors(self, plan: StepPlan, batch: Batch, hidden: torch.Tensor, rows: StepResult) -> StepResult:
+    def _with_vectors(self, plan: StepPlan, rows: StepRows, hidden: Tensor, tokens: Finish) -> Finish:
         """Add the vectors of the rows that pool. hidden: [T, N]."""
-        starts, vectors = batch.context.query_starts.tolist(), list[torch.Tensor]()
+        starts, vectors = rows.query_starts.tolist(), list[Tensor]()
         for row, slot in zip(plan.pools.tolist(), plan.slots[plan.pools].tolist(), strict=True):
             # A slot that was given back meanwhile asks for nothing any more.
             params = self.slots.pooling.get(slot, PoolingParams())
             vectors.append(pool(hidden[starts[row] : starts[row + 1]], params))
-        found = torch.stack(vectors).cpu().numpy()
-        broken = plan.pools[~np.isfinite(found).all(axis=1)].tolist()
-        errors = tuple(RowError(row=row, message="the model's hidden states are not finite") for row in broken)
-        return msgspec.structs.replace(rows, vectors=found, errors=(*rows.errors, *errors))
+        fetched = self._staging.fetch(torch.stack(vectors))
+
+        def finish() -> StepResult:
+            result, found = tokens(), fetched.numpy()
+            broken = plan.pools[~np.isfinite(found).all(axis=1)].tolist()
+            errors = tuple(RowError(row=row, message="the model's hidden states are not finite") for row in broken)
+            return msgspec.structs.replace(result, vectors=found, errors=(*result.errors, *errors))
+
+        return finish
 
     def _control(self, control: Control) -> Ack:
         """Obey a control message. A barrier is nothing but its acknowledgement; the prefix cache is the engine's own."""
         command, refusal = control.command, ""
         if not isinstance(command, Call):
             return Ack(ticket=control.ticket)
-        if command.method not in self._calls:
-            refusal = unknown_name("worker method", command.method, self._calls)
+        # Not kept: a worker that is in no ring gives its memory back as soon as it is let go.
+        calls: dict[str, Callable[[], Any]] = {"describe": self._describe, "memory": self.ledger.report}
+        if command.method not in calls:
+            refusal = unknown_name("worker method", command.method, calls)
         elif command.arguments != _NO_ARGUMENTS:
             refusal = f"worker method {command.method!r} takes no arguments"
         if refusal:
             return Ack(ticket=control.ticket, ok=False, message=refusal)
-        return Ack(ticket=control.ticket, value=msgspec.msgpack.encode(self._calls[command.method]()))
+        return Ack(ticket=control.ticket, value=msgspec.msgpack.encode(calls[command.method]()))
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -193,3 +282,29 @@ class ModelRunner:
             "num_pages": self.pool.scratch,
             "free_memory": self.device.free_memory(),
         }
+
+
+def _tokens_of(plan: StepPlan, sampling: SlotArray, chosen: np.ndarray) -> StepResult:
+    """Return the result of the rows that sampled. chosen: int64 [2, S] of ids and whether they count."""
+    ok = chosen[1] > 0
+    ids: Int32Array = chosen[0, ok].astype(np.int32)
+    return StepResult(
+        plan=plan.id,
+        offsets=int32([0, *ok.cumsum().tolist()]),
+        ids=ids,
+        errors=tuple(RowError(row=int(row), message="the model's logits are not finite") for row in sampling[~ok]),
+    )
+
+
+def _sampling(rows: StepRows, targets: Tensor, lengths: Tensor, index: Tensor | None) -> SamplingBatch:
+    return SamplingBatch(
+        sampling=rows.sampling,
+        slots=rows.slots[rows.sampling],
+        targets=_picked(targets, rows, index),
+        positions=_picked(lengths, rows, index),
+    )
+
+
+def _picked(of_rows: Tensor, rows: StepRows, index: Tensor | None) -> Tensor:
+    """Return what belongs to the rows that sample; a recorded step has more rows than the plan."""
+    return of_rows[: len(rows.slots)] if index is None else of_rows[index]

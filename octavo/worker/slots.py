@@ -1,7 +1,8 @@
 """What a worker keeps of every running sequence, in arrays indexed by slot.
 
-N slots. The arrays lie on the device and the device writes sampled tokens into them, so that the next step needs nothing
-from the host. Only what changed travels: admissions, releases and table rows.
+N slots, and one more that is nobody's (`void`): rows that only fill up a step belong to it. The arrays lie on the device and
+the device writes sampled tokens into them, so that the next step needs nothing from the host. Only what changed travels:
+admissions, releases and table rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from octavo.protocol.arrays import Int32Array
 from octavo.protocol.pooling import PoolingParams
-from octavo.protocol.step import Admission
+from octavo.protocol.step import Admission, StepPlan
 from octavo.worker.pages import PagePool
 from octavo.worker.sampling.rows import SamplingRows, SlotArray
 
@@ -24,89 +25,121 @@ _FREE = -1
 class Slots:
     """State of all slots.
 
-    history: int32 [N, max_model_len], token ids; rows are filled up to `lengths`: int64 [N]. tables: per group int32 [N,
-    columns], the page in each column, `scratch` where there is none, so that a row that comes too late harms nobody. On the
-    host, pooling: of the slots that ask for a vector; int64 [N]: bounds, what it knows of lengths, never less than the
+    history: int32 [N + 1, max_model_len], token ids; rows are filled up to `lengths`: int64 [N + 1]. tables: per group int32
+    [N + 1, columns], the page in each column, `scratch` where there is none, so that a row that comes too late harms nobody.
+    On the host, pooling: of the slots that ask for a vector; int64 [N]: bounds, what it knows of lengths, never less than the
     device's; generations, -1 if free.
     """
 
     def __init__(self, num_slots: int, max_model_len: int, vocab_size: int, pool: PagePool) -> None:
         device = pool.memory.device
+        self.void = num_slots
         self.scratch = pool.scratch
         self.max_model_len = max_model_len
         self.device = device
         # Not filled: on a CPU a row takes memory only as far as it is written. Stale rows may read the first column.
-        self.history = torch.empty((num_slots, max_model_len), dtype=torch.int32, device=device)
-        self.history[:, 0] = 0
-        self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.history = torch.empty((num_slots + 1, max_model_len), dtype=torch.int32, device=device)
+        self.history[:, 0] = self.history[self.void] = 0
+        self.lengths = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.tables = tuple(
             torch.full(
-                (num_slots, g.blocks_of(max_model_len) * g.pages_per_block),
+                (num_slots + 1, g.blocks_of(max_model_len) * g.pages_per_block),
                 pool.scratch,
                 dtype=torch.int32,
                 device=device,
             )
             for g in pool.geometry.groups
         )
-        self.encoder_lengths = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self.encoder_lengths = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         self.encoder_bounds = np.zeros(num_slots, np.int64)
         self.pooling: dict[int, PoolingParams] = {}
-        self.sampling = SamplingRows(num_slots, vocab_size, device)
+        self.sampling = SamplingRows(num_slots + 1, vocab_size, device)
         self.bounds = np.zeros(num_slots, np.int64)
         self.generations = np.full(num_slots, _FREE, np.int64)
 
-    def release(self, slots: Int32Array) -> None:
-        """Clear slots that were given back. A row of theirs that is still to come touches the scratch page only."""
-        if len(slots) == 0:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        kept = (self.history, self.lengths, self.encoder_lengths, *self.tables)
+        return sum(tensor.numel() * tensor.itemsize for tensor in kept)
+
+    def stage(self, plan: StepPlan) -> list[np.ndarray]:
+        """Take what a plan changes, as far as the host keeps it; return what `apply` needs on the device, whole numbers."""
+        self._release(plan.releases.astype(np.int64))
+        for admission in plan.admissions:
+            self._admit(admission)
+        if plan.admissions:
+            self.sampling.admit(plan.admissions)
+        news = [(admission.slot, len(admission.tokens), admission.num_encoder) for admission in plan.admissions]
+        tokens = [admission.tokens for admission in plan.admissions]
+        return [
+            plan.releases,
+            np.array(news, np.int64).reshape(-1, 3),
+            np.concatenate(tokens) if tokens else np.zeros(0, np.int64),
+            *self._last_writes(plan.table),
+        ]
+
+    def apply(self, plan: StepPlan, staged: Sequence[Tensor]) -> None:
+        """Change the device's arrays: clear slots that were given back, then admit, then write page tables.
+
+        A row that is still to come of a slot that was given back touches the scratch page only.
+        """
+        freed, news, tokens, *writes = staged
+        if len(freed):
+            self.lengths[freed] = 0
+            self.encoder_lengths[freed] = 0
+            for table in self.tables:
+                table[freed] = self.scratch
+        if plan.admissions:
+            slots, lengths, encoder_lengths = news.unbind(1)
+            self.lengths[slots] = lengths
+            self.encoder_lengths[slots] = encoder_lengths.to(torch.int32)
+            parts = tokens.split([len(admission.tokens) for admission in plan.admissions])
+            for admission, part in zip(plan.admissions, parts, strict=True):
+                self.history[admission.slot, : len(part)] = part
+        for table, rows in zip(self.tables, writes, strict=True):
+            if len(rows):
+                owners, columns, pages = rows.unbind(1)
+                table[owners, columns] = pages.to(torch.int32)
+
+    def append(self, slots: Tensor, positions: Tensor, ids: Tensor, ok: Tensor) -> None:
+        """Add sampled tokens to their sequences. slots, positions, ids: int64 [S]; rows that are not `ok` stay."""
+        fits = ok & (positions < self.max_model_len) & (slots != self.void)
+        places = positions.clamp(max=self.max_model_len - 1)
+        self.history[slots, places] = torch.where(fits, ids.to(torch.int32), self.history[slots, places])
+        self.lengths[slots] = torch.where(fits, positions + 1, self.lengths[slots])
+
+    def advance(self, slots: SlotArray) -> None:
+        """Note on the host that the slots may have a token more."""
+        self.bounds[slots] = np.minimum(self.bounds[slots] + 1, self.max_model_len)
+
+    def _release(self, freed: SlotArray) -> None:
+        if len(freed) == 0:
             return
-        freed = slots.astype(np.int64)
-        index = torch.from_numpy(freed).to(self.device)
-        self.lengths[index] = 0
-        self.encoder_lengths[index] = 0
-        for table in self.tables:
-            table[index] = self.scratch
         self.sampling.release(freed)
         for slot in freed.tolist():
             self.pooling.pop(slot, None)
         self.bounds[freed] = self.encoder_bounds[freed] = 0
         self.generations[freed] = _FREE
 
-    def admit(self, admissions: Sequence[Admission]) -> None:
-        """Give free slots to sequences, with their whole history."""
-        if not admissions:
-            return
-        for admission in admissions:
-            slot, length = admission.slot, len(admission.tokens)
-            assert self.generations[slot] == _FREE, f"slot {slot} is taken"
-            assert 0 < length <= self.max_model_len, f"a history of {length} tokens"
-            self.history[slot, :length] = torch.from_numpy(np.array(admission.tokens, np.int32))
-            self.lengths[slot] = length
-            self.bounds[slot] = length
-            self.generations[slot] = admission.generation
-            if admission.num_encoder:
-                self.encoder_lengths[slot] = self.encoder_bounds[slot] = admission.num_encoder
-            if admission.pooling is not None:
-                self.pooling[slot] = admission.pooling
-        self.sampling.admit(admissions)
+    def _admit(self, admission: Admission) -> None:
+        slot, length = admission.slot, len(admission.tokens)
+        assert self.generations[slot] == _FREE, f"slot {slot} is taken"
+        assert 0 < length <= self.max_model_len, f"a history of {length} tokens"
+        self.bounds[slot] = length
+        self.generations[slot] = admission.generation
+        self.encoder_bounds[slot] = admission.num_encoder
+        if admission.pooling is not None:
+            self.pooling[slot] = admission.pooling
 
-    def write_tables(self, rows: Int32Array) -> None:
-        """Set page table entries. rows: int32 [m, 4] of (group, slot, column, page); of two for one place the last counts."""
+    def _last_writes(self, rows: Int32Array) -> list[Int32Array]:
+        """Return each group's table entries, [m, 3] of (slot, column, page); of two for one place the last counts.
+
+        rows: int32 [m, 4] of (group, slot, column, page).
+        """
         if len(rows) == 0:
-            return
+            return [rows[:, 1:]] * len(self.tables)
         # A slot may change hands within a plan. Which of two writes to one place wins is undefined on a device.
         _, last = np.unique(rows[::-1, :3], axis=0, return_index=True)
         rows = rows[len(rows) - 1 - last]
-        for group, table in enumerate(self.tables):
-            mine = rows[rows[:, 0] == group]
-            if len(mine) > 0:
-                slots, columns, pages = torch.from_numpy(mine[:, 1:].T.astype(np.int64)).to(self.device)
-                table[slots, columns] = pages.to(torch.int32)
-
-    def append(self, slots: SlotArray, positions: Tensor, ids: Tensor, ok: Tensor) -> None:
-        """Add sampled tokens to their sequences, on the device. positions, ids: int64 [S]; rows that are not `ok` stay."""
-        index = torch.from_numpy(slots).to(self.device)
-        fits = ok & (positions < self.max_model_len)
-        places = positions.clamp(max=self.max_model_len - 1)
-        self.history[index, places] = torch.where(fits, ids.to(torch.int32), self.history[index, places])
-        self.lengths[index] = torch.where(fits, positions + 1, self.lengths[index])
-        self.bounds[slots] = np.minimum(self.bounds[slots] + 1, self.max_model_len)
+        return [rows[rows[:, 0] == group, 1:] for group in range(len(self.tables))]

@@ -11,17 +11,18 @@ from octavo.checkpoint.record import Checkpoint
 class WorkerSpec:
     """Everything a worker needs to load a model and run plans; every choice is already settled.
 
-        dtype: of weights and activations. max_num_seqs: slots. kv_cache_memory: bytes of the page pool, None to size it from
-        free memory. block_size: tokens a block, None for the solver's choice. memory_utilization: share of device memory that
-    may be used. device: a device name, or "auto". threads: of the tensor library on the host, in all ranks together; None
-    leaves its default. tensor, pipeline: ranks on each axis. spread_experts: whole experts are spread over the tensor axis,
-    instead of a part of each.
+    dtype: of weights and activations. max_num_seqs: slots. max_num_batched_tokens: of the largest step. kv_cache_memory: bytes
+    of the page pool, None to size it from free memory. block_size: tokens a block, None for the solver's choice.
+    memory_utilization: share of device memory that may be used. device: a device name, or "auto". threads: of the tensor
+    library on the host, in all ranks together; None leaves its default. tensor, pipeline: ranks on each axis. spread_experts:
+    whole experts are spread over the tensor axis, instead of a part of each. enforce_eager: no step is recorded.
     """
 
     checkpoint: Checkpoint
     dtype: str
     max_model_len: int
     max_num_seqs: int
+    max_num_batched_tokens: int = 512
     load_format: str = "auto"
     seed: int = 0
     kv_cache_memory: int | None = None
@@ -32,6 +33,7 @@ class WorkerSpec:
     tensor: int = 1
     pipeline: int = 1
     spread_experts: bool = False
+    enforce_eager: bool = False
 
     @property
     def num_ranks(self) -> int:

@@ -101,6 +101,8 @@ FEATURES: dict[str, dict[str, Value]] = {
         "fcfs": Value(engine={"scheduling_policy": "fcfs"}),
         "priority": Value(engine={"scheduling_policy": "priority"}, scenario={"priorities": True}),
     },
+    # Where steps are recorded.
+    "graphs": {"replayed": Value(), "none": Value(engine={"enforce_eager": True})},
     "block": _engine("block_size", 16, 32, 64),
     "slots": _engine("max_num_seqs", 64, 3),
     "answers": {

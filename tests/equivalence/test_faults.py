@@ -35,7 +35,7 @@ FAULTS = {
         "uniform",
         lambda uniform: lambda seeds, choices, positions: uniform(seeds + seeds.argsort(), choices, positions),
     ),
-    "a slot's pages outlive its owner": (Slots, "release", lambda release: lambda self, slots: None),
+    "a slot's pages outlive its owner": (Slots, "_release", lambda release: lambda self, slots: None),
     "a block stays behind": (
         Allocator,
         "release",

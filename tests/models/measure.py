@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ PROMPTS = [
     random_tokens(40, seed=2),
 ]
 ENGINE: dict[str, Any] = {
+    "device": "cpu",
     "skip_tokenizer_init": True,
     "dtype": "float32",
     "block_size": 16,
@@ -57,9 +59,14 @@ def measure(family: Family, folder: Path) -> Measured:
     tokens = random_tokens(75)
     found = PagedRun(assemble_folder(folder)).prefill_and_decode(tokens, [7, 33, 16])
     difference = float((found - oracle_logits(oracle, tokens)).abs().max())
+    return dataclasses.replace(measure_tokens(oracle, folder), logits=difference)
+
+
+def measure_tokens(oracle: Any, folder: Path, **options: Any) -> Measured:
+    """Compare greedy tokens of an engine with these options, first cold and then from the prefix cache."""
     greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    with LLM(folder, **ENGINE) as llm:
+    with LLM(folder, **{**ENGINE, **options}) as llm:
         cold, warm = (llm.generate(prompts, greedy, use_tqdm=False) for _ in range(2))
     checked = [
         _check(oracle, prompt, output.outputs[0].token_ids)
@@ -67,7 +74,7 @@ def measure(family: Family, folder: Path) -> Measured:
         for prompt, output in zip(PROMPTS, outputs, strict=True)
     ]
     return Measured(
-        logits=difference,
+        logits=0.0,
         wrong=sum(wrong for wrong, _ in checked),
         near=sum(near for _, near in checked),
         distinct=len({token for output in cold for token in output.outputs[0].token_ids}),

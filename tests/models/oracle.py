@@ -65,4 +65,6 @@ def random_tokens(count: int, vocab_size: int = TINY["vocab_size"], seed: int = 
 def assemble_folder(path: Path, dtype: str = "float32", **options: Any) -> AssembledModel:
     """Open a model's folder or file and assemble it."""
     checkpoint = open_checkpoint(ModelConfig(model=str(path), skip_tokenizer_init=True))
-    return assemble(checkpoint, dtype=dtype, device=detect(), max_model_len=checkpoint.facts.max_position, **options)
+    return assemble(
+        checkpoint, dtype=dtype, device=detect("cpu"), max_model_len=checkpoint.facts.max_position, **options
+    )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
 from octavo.base.errors import CheckpointError, EngineDeadError
+from octavo.checkpoint.open import open_checkpoint
+from octavo.config.model import ModelConfig
+from octavo.device.fake import fake_device
+from octavo.engine.kvcache.geometry import solve
 from octavo.protocol.step import StepPlan
 from octavo.worker.executors.inproc import InprocExecutor
+from tests.models.oracle import make_oracle
+from tests.models.witnesses import MOE
 from tests.worker.toy import Host, Loaded, ToyModel, geometry, toy_spec
 
 PROMPT = [5, 9, 2, 7, 1, 30]
@@ -92,6 +100,28 @@ def test_shutdown_joins_the_thread_and_may_be_repeated():
     for use in (lambda: executor.submit(StepPlan(id=1)), lambda: executor.collect(0.0), executor.load):
         with pytest.raises(EngineDeadError, match="shut down"):
             use()
+
+
+def test_memory_comes_back_at_once(tmp_path, monkeypatch):
+    """A worker that waits for the garbage collector would keep a GPU full."""
+    make_oracle("qwen3_moe", MOE).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path), skip_tokenizer_init=True))
+    device = fake_device(features=frozenset(("queue",)))
+    monkeypatch.setattr("octavo.worker.runner.detect", lambda kind: device)
+    executor = InprocExecutor(toy_spec(checkpoint=checkpoint, dtype="float32", load_format="auto"))
+    report = executor.load()
+    executor.allocate(solve(report.layers), 40)
+    runner = executor._runner
+    held = [weakref.ref(one) for one in (runner, runner.model, runner.pool, runner.slots)]
+    gc.collect()
+    gc.disable()
+    try:
+        executor.shutdown()
+        del runner
+        assert [one() for one in held] == [None] * 4
+    finally:
+        gc.enable()
+    assert device.num_released == 1
 
 
 def test_what_loading_raises_is_raised_as_it_is():

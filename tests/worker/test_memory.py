@@ -15,8 +15,8 @@ PLANES = (Plane(name="key", heads=4, dim=64, dtype="float32", itemsize=4),)
 LAYERS = tuple(KeptLayer(layer=i, kept=KeptTokens(planes=PLANES), blocks=(16, 32)) for i in range(6))
 
 
-def size(kind="cpu", free=10 * GIB, total=16 * GIB, **changes):
-    return pool_bytes(toy_spec(**changes), LAYERS, kind=kind, free=free, total=total)
+def size(kind="cpu", free=10 * GIB, total=16 * GIB, others=None, **changes):
+    return pool_bytes(toy_spec(**changes), LAYERS, kind=kind, free=free, total=total, others=others or {})
 
 
 def test_an_exact_size_is_taken_as_it_is():
@@ -47,3 +47,12 @@ def test_an_accelerator_keeps_its_share_back():
     assert size(kind="cuda", free=10 * GIB, total=16 * GIB, memory_utilization=0.75)[0] == 6 * GIB
     with pytest.raises(ConfigError, match="no memory is left"):
         size(kind="cuda", free=GIB, total=16 * GIB, memory_utilization=0.75)
+
+
+def test_what_others_will_take_is_no_page():
+    others = {"workspace": GIB, "graphs": GIB // 2}
+    got, decisions = size(kind="cuda", others=others, memory_utilization=0.75)
+    assert got == int((10 - 1.5 - 4) * GIB)
+    assert "10,240 MiB free, less 1,024 MiB for workspace, less 512 MiB for graphs, less 0.25 of 16,384" in decisions[0]
+    with pytest.raises(ConfigError, match=r"8,704 MiB .*less 512 MiB for graphs.* not 9,216 MiB"):
+        size(kind="cuda", others=others, kv_cache_memory=9 * GIB)

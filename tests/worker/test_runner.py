@@ -308,7 +308,7 @@ def test_the_report_says_what_was_loaded(monkeypatch):
     report = ModelRunner(toy_spec(kv_cache_memory=4096, seed=5, load_format="dummy"), assemble).load()
     assert report.layers == Loaded().layers
     assert report.free_bytes == 4096
-    assert report.decisions == ("toy", "page pool 0 MiB: asked for")
+    assert report.decisions == ("toy", "page pool 0 MiB: asked for", "no graphs: fake records none")
     device = asked.pop("device")
     assert isinstance(device, FakeDevice)
     assert asked.pop("mesh") == Mesh()

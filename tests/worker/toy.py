@@ -106,6 +106,36 @@ class ToyModel:
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(q), HIDDEN)
 
 
+class FlatToy(ToyModel):
+    """The same decoder, of which a graph can be recorded: every token looks at all that its row's table could hold."""
+
+    def forward(self, ids, context):
+        self.num_tokens.append(len(ids))
+        hidden = self._embed(ids, context.positions)
+        num_rows, tokens = len(context.lengths), torch.arange(len(ids))
+        rows = torch.searchsorted(context.query_starts[1:], tokens, right=True)
+        owned = (rows < num_rows)[:, None]
+        rows = rows.clamp(max=num_rows - 1)
+        for layer, kept in enumerate(KEPT):
+            q, k, v = self._project(layer, hidden)
+            pages = context.layers[layer]
+            group = context.groups[pages.group]
+            for name, new in (("key", k), ("value", v)):
+                pages.planes[name][group.write_pages[:, pages.column], :, group.write_offsets] = new
+            seen = torch.arange(group.table.shape[1] // group.pages_per_block * group.block)
+            places = group.table[:, seen // group.block * group.pages_per_block + pages.column].long()[rows]
+            k, v = (pages.planes[name][places, :, seen % group.block] for name in ("key", "value"))
+            visible = seen <= context.positions[:, None]
+            if kept.window is not None:
+                visible &= seen > context.positions[:, None] - kept.window
+            scores = torch.einsum("thd,tshd->ths", q, k)
+            weights = scores.masked_fill(~visible[:, None], -math.inf).softmax(-1)
+            v = torch.where(visible[..., None, None], v, 0.0)
+            mixed = torch.einsum("ths,tshd->thd", weights, v).flatten(1)
+            hidden = torch.tanh(hidden + torch.where(owned, mixed, 0.0))
+        return hidden
+
+
 @dataclass
 class Loaded:
     """What the loader returns, of the toy."""
@@ -115,6 +145,7 @@ class Loaded:
     kernels: Kernels = field(default_factory=lambda: bind(FakeDevice().facts, "float64"))
     decisions: tuple[str, ...] = ("toy",)
     generates: bool = True
+    unrecordable: tuple[str, ...] = ("toy attention",)
 
 
 def toy_spec(**changes) -> WorkerSpec:

@@ -30,6 +30,6 @@ CAUSAL_CONV = Op(
     name="causal_conv",
     candidates=(
         Candidate(name="triton", path="octavo.ops.causal_conv.triton:causal_conv", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.causal_conv.reference:causal_conv"),
+        Candidate(name="torch", path="octavo.ops.causal_conv.reference:causal_conv", recordable=False),
     ),
 )

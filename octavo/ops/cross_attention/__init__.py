@@ -38,6 +38,6 @@ CROSS_ATTENTION = Op(
     name="cross_attention",
     candidates=(
         Candidate(name="triton", path="octavo.ops.cross_attention.triton:cross_attention", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.cross_attention.reference:cross_attention"),
+        Candidate(name="torch", path="octavo.ops.cross_attention.reference:cross_attention", recordable=False),
     ),
 )

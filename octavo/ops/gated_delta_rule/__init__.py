@@ -41,6 +41,6 @@ GATED_DELTA_RULE = Op(
     name="gated_delta_rule",
     candidates=(
         Candidate(name="triton", path="octavo.ops.gated_delta_rule.triton:gated_delta_rule", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.gated_delta_rule.reference:gated_delta_rule"),
+        Candidate(name="torch", path="octavo.ops.gated_delta_rule.reference:gated_delta_rule", recordable=False),
     ),
 )

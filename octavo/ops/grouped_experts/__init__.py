@@ -53,6 +53,6 @@ GROUPED_EXPERTS = Op(
     name="grouped_experts",
     candidates=(
         Candidate(name="triton", path="octavo.ops.grouped_experts.triton:grouped_experts", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.grouped_experts.reference:grouped_experts"),
+        Candidate(name="torch", path="octavo.ops.grouped_experts.reference:grouped_experts", recordable=False),
     ),
 )

@@ -41,6 +41,6 @@ LATENT_ATTENTION = Op(
     name="latent_attention",
     candidates=(
         Candidate(name="triton", path="octavo.ops.latent_attention.triton:latent_attention", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.latent_attention.reference:latent_attention"),
+        Candidate(name="torch", path="octavo.ops.latent_attention.reference:latent_attention", recordable=False),
     ),
 )

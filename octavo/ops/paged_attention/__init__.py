@@ -56,6 +56,6 @@ PAGED_ATTENTION = Op(
     name="paged_attention",
     candidates=(
         Candidate(name="triton", path="octavo.ops.paged_attention.triton:paged_attention", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.paged_attention.reference:paged_attention"),
+        Candidate(name="torch", path="octavo.ops.paged_attention.reference:paged_attention", recordable=False),
     ),
 )

@@ -27,6 +27,6 @@ ROW_ATTENTION = Op(
     name="row_attention",
     candidates=(
         Candidate(name="triton", path="octavo.ops.row_attention.triton:row_attention", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.row_attention.reference:row_attention"),
+        Candidate(name="torch", path="octavo.ops.row_attention.reference:row_attention", recordable=False),
     ),
 )

@@ -1,10 +1,11 @@
-"""The worker in a thread of the engine's own process: the device works while the host plans."""
+"""The worker in the engine's own process: the device works while the host plans."""
 
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NoReturn
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, NoReturn
 
 import torch
 
@@ -13,21 +14,38 @@ from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.protocol.step import StepPlan, StepResult
 from octavo.worker.loader.assemble import assemble
+from octavo.worker.results import Pending
 from octavo.worker.runner import Assemble, ModelRunner
 from octavo.worker.spec import WorkerSpec
 
 
-class InprocExecutor:
-    """One worker on one thread (see `octavo.engine.executor.Executor`). `assemble` replaces the loader, in tests.
+class _Here(Executor):
+    """Does work at once, in the caller's thread."""
 
-    Everything that touches a tensor runs on that thread: thread counts and teams of the tensor library belong to a thread.
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Return a future that is done."""
+        future = Future[Any]()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - for whoever asks the future
+            future.set_exception(error)
+        return future
+
+
+class InprocExecutor:
+    """One worker (see `octavo.engine.executor.Executor`). `assemble` replaces the loader, in tests.
+
+    A host computes on a thread of its own, and everything that touches a tensor runs there: thread counts and teams of the
+    tensor library belong to a thread. Where work is only queued, the engine's thread does it: a change of threads takes
+    longer.
     """
 
     def __init__(self, spec: WorkerSpec, assemble: Assemble = assemble) -> None:
         self._spec = spec
         self._runner: ModelRunner | None = ModelRunner(spec, assemble)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-worker")
-        self._in_flight: deque[Future[StepResult]] = deque()
+        queues = "queue" in self._runner.device.facts.features
+        self._thread = _Here() if queues else ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo-worker")
+        self._in_flight: deque[Future[Pending]] = deque()
         self._failure: Exception | None = None
 
     def load(self) -> WorkerReport:
@@ -42,7 +60,7 @@ class InprocExecutor:
     def submit(self, plan: StepPlan) -> None:
         """Queue a plan and return at once."""
         self._live_runner()
-        self._in_flight.append(self._thread.submit(self._execute, plan))
+        self._in_flight.append(self._thread.submit(self._launch, plan))
 
     def collect(self, timeout: float | None = None) -> StepResult | None:
         """Return the oldest plan's result, or None when `timeout` seconds are over."""
@@ -53,30 +71,40 @@ class InprocExecutor:
             failure = oldest.exception(timeout)
         except TimeoutError:
             return None
-        self._in_flight.popleft()
         if failure is not None:
+            self._in_flight.popleft()
             self._raise_dead(failure)
-        return oldest.result()
+        try:
+            if not oldest.result().ready_within(timeout):
+                return None
+            self._in_flight.popleft()
+            return oldest.result().result()
+        except RuntimeError as error:
+            # What was queued failed: device state is unknown now.
+            self._failure = error
+            self._raise_dead(error)
 
     def check(self) -> None:
-        """Raise what stopped the worker, if something did."""
-        self._live_runner()
+        """Raise what stopped the worker, if something did; otherwise let it do what it puts off."""
+        self._thread.submit(self._live_runner().idle).result()
 
     def shutdown(self) -> None:
         """Finish the running step, drop the others and everything on the device; idempotent."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._in_flight.clear()
-        self._runner = None
+        if self._runner is not None:
+            device, self._runner = self._runner.device, None
+            device.release()
 
     def _load(self) -> WorkerReport:
         if self._spec.threads is not None:
             torch.set_num_threads(self._spec.threads)
         return self._live_runner().load()
 
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _launch(self, plan: StepPlan) -> Pending:
         runner = self._live_runner()
         try:
-            return runner.execute(plan)
+            return runner.launch(plan)
         except Exception as error:
             # Device state is now unknown: later plans must not run, and every caller shall hear of it.
             self._failure = error

@@ -17,6 +17,7 @@ from octavo.checkpoint.record import Checkpoint
 from octavo.device.base import Device
 from octavo.models.registry import load_model
 from octavo.nn.assembly import Assigned, Binding, Bound, Elsewhere, Filled, Finalized, Keeper, Placed, Stored
+from octavo.nn.attention.layer import Attention
 from octavo.nn.decoder import CausalLM
 from octavo.nn.formats.base import WeightFormat
 from octavo.nn.formats.dense import DenseFormat
@@ -33,7 +34,8 @@ from octavo.worker.loader.weights import NUMBER, Incoming, Target, fill, safeten
 class AssembledModel:
     """A model ready to run. layers: what each layer keeps between steps. decisions: every choice, and why, one line each.
 
-    generates: whether it has a head; if not, it gives hidden states only.
+    generates: whether it has a head; if not, it gives hidden states only. unrecordable: the kernels it calls that no graph can
+    record.
     """
 
     model: CausalLM
@@ -41,6 +43,7 @@ class AssembledModel:
     kernels: Kernels
     decisions: tuple[str, ...]
     generates: bool = True
+    unrecordable: tuple[str, ...] = ()
 
 
 def assemble(
@@ -88,6 +91,7 @@ def assemble(
         kernels=binding.kernels,
         decisions=(*binding.kernels.decisions, *binding.decisions),
         generates=isinstance(model, CausalLM),
+        unrecordable=called(model, binding.kernels.unrecordable),
     )
 
 
@@ -116,7 +120,9 @@ def materialize(model: nn.Module, device: torch.device) -> None:
     """Pass 5, first half: give every parameter memory on the device."""
     for path, meta in list(model.named_parameters()):
         parent, _, name = path.rpartition(".")
-        parameter = nn.Parameter(torch.empty_like(meta, device=device), requires_grad=False)
+        # Not empty_like: of a meta tensor it imports seconds of symbolic algebra.
+        memory = torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        parameter = nn.Parameter(memory, requires_grad=False)
         model.get_submodule(parent).register_parameter(name, parameter)
 
 
@@ -125,6 +131,15 @@ def finalize(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Finalized):
             module.finalize()
+
+
+def called(model: nn.Module, functions: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names of the functions that layers hold, or the backends of layers."""
+    held = list[object]()
+    for module in model.modules():
+        held += vars(module).values()
+        held += vars(module.backend).values() if isinstance(module, Attention) else ()
+    return tuple(name for name, function in functions.items() if any(function is one for one in held))
 
 
 def kept_layers(model: nn.Module) -> tuple[KeptLayer, ...]:

@@ -12,7 +12,7 @@ from octavo.worker.loader.weights import Incoming, Target
 
 
 def dummy_weights(targets: Mapping[str, Target], seed: int) -> Iterator[Incoming]:
-    """Yield a random tensor for every target. Each depends on the seed and its own name only.
+    """Yield a random tensor for every target, made where it belongs. Each depends on the seed, its name and the kind of device.
 
     Matrices keep the size of what they multiply, norm weights are near 1, biases near 0.
     """
@@ -22,13 +22,13 @@ def dummy_weights(targets: Mapping[str, Target], seed: int) -> Iterator[Incoming
 
 def _incoming(name: str, shape: tuple[int, ...], seed: int) -> Incoming:
     def read(cut: tuple[slice, ...], into: Tensor) -> None:
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        generator = torch.Generator(into.device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         if len(shape) > 1:
             bound = (3.0 / shape[-1]) ** 0.5  # a variance of 1 / inputs
-            values = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+            values = torch.empty(shape, device=into.device).uniform_(-bound, bound, generator=generator)
         else:
             middle = 0.0 if name.endswith("bias") else 1.0
-            values = torch.empty(shape).uniform_(middle - 0.1, middle + 0.1, generator=generator)
+            values = torch.empty(shape, device=into.device).uniform_(middle - 0.1, middle + 0.1, generator=generator)
         into.copy_(values[cut])
 
     return Incoming(name=name, file="dummy weights", shape=shape, read=read)

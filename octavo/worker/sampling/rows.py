@@ -51,9 +51,11 @@ class SamplingRows:
             if params.min_tokens > 0:
                 ids = np.array(admission.stop_ids, np.int64)
                 self._stop_ids[slot] = ids[ids < self.vocab_size]
-        slots = torch.tensor([admission.slot for admission in admissions], device=self.reals.device)
-        self.reals[slots] = torch.tensor(reals, dtype=torch.float64, device=self.reals.device)
-        self.wholes[slots] = torch.tensor(wholes, dtype=torch.int64, device=self.wholes.device)
+        # Without waiting: a step may be running.
+        device = self.reals.device
+        slots = torch.tensor([admission.slot for admission in admissions]).to(device, non_blocking=True)
+        self.reals[slots] = torch.tensor(reals, dtype=torch.float64).to(device, non_blocking=True)
+        self.wholes[slots] = torch.tensor(wholes, dtype=torch.int64).to(device, non_blocking=True)
 
     def release(self, slots: SlotArray) -> None:
         """Forget what the slots' owners asked for."""
@@ -61,6 +63,10 @@ class SamplingRows:
         self.num_logprobs[slots] = -1
         for slot in slots.tolist():
             self._stop_ids.pop(slot, None)
+
+    def plain(self, slots: SlotArray) -> bool:
+        """Whether these slots ask for nothing but their likeliest tokens."""
+        return bool(self.greedy[slots].all() and (self.num_logprobs[slots] < 0).all() and self.stops(slots) is None)
 
     def stops(self, slots: SlotArray) -> tuple[Tensor, Tensor] | None:
         """Return (row, stop id), int64 each, of rows that may have to wait for min_tokens; None if there are none."""

@@ -29,6 +29,12 @@ class Sampled:
     ok: Tensor
 
 
+def greedy(logits: Tensor) -> Sampled:
+    """Choose every row's likeliest token. logits: float32 [S, V]."""
+    peaks, ids = logits.max(dim=1)
+    return Sampled(ids=ids, ok=peaks.isfinite())
+
+
 def sample(logits: Tensor, rows: SamplingRows, slots: SlotArray, positions: Tensor) -> Sampled:
     """Choose a token for every row.
 

@@ -1,0 +1,129 @@
+"""Steps recorded as graphs: a few sizes, each replayed for every step that it has room for.
+
+Decode steps have a graph by number of rows; mixed steps and small prefills one by numbers of tokens and rows. Greedy decode
+steps of powers of two are recorded at start, largest first, so that every such step finds one; other steps when they have
+come often, or when there is nothing else to do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from octavo.device.base import Device, Graph
+from octavo.worker.batch import StepRows, StepShape
+from octavo.worker.step import StepOutputs, StepProgram
+
+# Above, a step keeps the device busy for longer than the host takes to launch it.
+MOST_TOKENS = 2048
+_LEAST_TOKENS, _LEAST_ROWS = 16, 8
+# So often a step comes before a running engine stops to record it.
+_OFTEN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A step that was recorded, and where a replay leaves what it gives."""
+
+    graph: Graph
+    outputs: StepOutputs
+
+
+# The shape of a step, and whether it samples.
+Wanted = tuple[StepShape, bool]
+
+
+class StepGraphs:
+    """All graphs of a worker."""
+
+    def __init__(self, device: Device, program: StepProgram) -> None:
+        self._device = device
+        self._program = program
+        self._most_rows = program.slots.void
+        self._widths = tuple(table.shape[1] for table in program.slots.tables)
+        self._sizes = row_sizes(self._most_rows)
+        self._recorded: dict[Wanted, Recorded] = {}
+        self._missed = Counter[Wanted]()
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def record_first(self) -> None:
+        """Record what an engine starts with. The largest goes first: smaller ones then fit into its memory."""
+        for size in reversed(self._sizes):
+            if size == self._most_rows or size & (size - 1) == 0:
+                self._record((self._decode(size), True))
+
+    def record_all(self) -> None:
+        """Record every greedy step that has a shape of its own; for who compiles kernels ahead, an engine waits for need."""
+        for size in self._sizes:
+            self._record((self._decode(size), True))
+        for rows in _powers(_LEAST_ROWS, 4, self._most_rows):
+            for tokens in _powers(_LEAST_TOKENS, 2, MOST_TOKENS):
+                if tokens > rows:
+                    self._record((self._mixed(tokens, rows), True))
+
+    def record_next(self) -> bool:
+        """Record the step that came most often and found no graph of its size; return whether there was one."""
+        for wanted, _ in self._missed.most_common(1):
+            self._record(wanted)
+        return bool(self._missed)
+
+    def find(self, rows: StepRows, greedy: bool) -> tuple[StepShape, Recorded | None] | None:
+        """Return the shape that a step is to have, and its graph if there is one; None for a step larger than any graph's.
+
+        greedy: nothing but likeliest tokens is asked for. A step without a graph takes the shape of one all the same: kernels
+        are compiled for few shapes.
+        """
+        fitting = [(shape, greedy) for shape in self._fitting(rows)]
+        if not fitting:
+            return None
+        best = fitting[0]
+        if best not in self._recorded:
+            self._missed[best] += 1
+            if self._missed[best] >= _OFTEN:
+                self._record(best)
+        shape, _ = wanted = next((wanted for wanted in fitting if wanted in self._recorded), best)
+        return shape, self._recorded.get(wanted)
+
+    def _fitting(self, rows: StepRows) -> list[StepShape]:
+        """Return the shapes that have room for a step, the smallest first."""
+        num_rows = len(rows.slots)
+        if rows.decodes:
+            return [self._decode(size) for size in self._sizes if size >= num_rows]
+        most = next(size for size in _powers(_LEAST_ROWS, 4, self._most_rows) if size >= num_rows)
+        # As many tokens as rows would be taken for one token a row.
+        least = max(rows.num_tokens, most + 1)
+        sizes = [size for size in _powers(_LEAST_TOKENS, 2, MOST_TOKENS) if size >= least]
+        return [self._mixed(sizes[0], most)] if sizes else []
+
+    def _decode(self, size: int) -> StepShape:
+        return StepShape(num_tokens=size, num_rows=size, decodes=True, widths=self._widths)
+
+    def _mixed(self, num_tokens: int, num_rows: int) -> StepShape:
+        return StepShape(num_tokens=num_tokens, num_rows=num_rows, decodes=False, widths=self._widths)
+
+    def _record(self, wanted: Wanted) -> None:
+        self._missed.pop(wanted, None)
+        # First without recording: kernels are compiled, and libraries make what they keep.
+        self._program.run_void(*wanted)
+        outputs = list[StepOutputs]()
+        graph = self._device.capture(lambda: outputs.append(self._program.run(*wanted)))
+        self._recorded[wanted] = Recorded(graph=graph, outputs=outputs[0])
+
+
+def row_sizes(most: int) -> tuple[int, ...]:
+    """Return the numbers of rows for which decode steps are recorded: powers of two, half a power more, and the most."""
+    sizes, size = {most}, 1
+    while size < most:
+        sizes.update(s for s in ((size, size * 3 // 2) if size >= 16 else (size,)) if s < most)
+        size *= 2
+    return tuple(sorted(sizes))
+
+
+def _powers(least: int, factor: int, most: int) -> list[int]:
+    """Return least, least * factor, ... and, behind the last that is smaller, most."""
+    sizes = [min(least, most)]
+    while sizes[-1] < most:
+        sizes.append(min(sizes[-1] * factor, most))
+    return sizes

@@ -1,0 +1,61 @@
+"""A step that needs the host for nothing, so that a graph can do it.
+
+Shapes: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.nn.decoder import CausalLM
+from octavo.worker.batch import StepShape, make_batch, void_rows
+from octavo.worker.pages import PagePool
+from octavo.worker.sampling.sampler import greedy
+from octavo.worker.slots import Slots
+from octavo.worker.staging import Staging
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutputs:
+    """What a step leaves on the device. targets, lengths: of every row, see `Batch`.
+
+    chosen: int64 [2, R] of ids and whether they count, if it sampled; otherwise logits: float32 [R, V].
+    """
+
+    targets: Tensor
+    lengths: Tensor
+    chosen: Tensor | None = None
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProgram:
+    """Forward pass and greedy end of a step whose numbers lie at the beginning of `staging.fixed`."""
+
+    model: CausalLM
+    slots: Slots
+    pool: PagePool
+    staging: Staging
+
+    @torch.inference_mode()
+    def run(self, shape: StepShape, sampling: bool) -> StepOutputs:
+        """Do a step. sampling: take every row's likeliest token and append it to its slot."""
+        batch = make_batch(self.staging.fixed[: shape.num_numbers], shape, self.slots, self.pool)
+        hidden = self.model.forward(batch.ids, batch.context)
+        logits = self.model.compute_logits(hidden if shape.decodes else hidden[batch.last])
+        if not sampling:
+            return StepOutputs(targets=batch.targets, lengths=batch.lengths, logits=logits)
+        sampled = greedy(logits)
+        self.slots.append(batch.targets, batch.lengths, sampled.ids, sampled.ok)
+        chosen = torch.stack((sampled.ids, sampled.ok))
+        return StepOutputs(targets=batch.targets, lengths=batch.lengths, chosen=chosen)
+
+    @torch.inference_mode()
+    def run_void(self, shape: StepShape, sampling: bool) -> StepOutputs:
+        """Do a step of nobody's rows, which changes nothing but the scratch page."""
+        rows = void_rows(shape.num_rows, shape.num_tokens, self.slots.max_model_len)
+        self.staging.send(rows.numbers(shape, self.slots.void))
+        return self.run(shape, sampling)

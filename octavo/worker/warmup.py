@@ -1,0 +1,68 @@
+"""What a device must have left beside weights and pages: found by doing the largest steps before there is a pool."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.base.facts import DeviceFacts
+from octavo.device.base import Device
+from octavo.engine.kvcache.geometry import solve
+from octavo.nn.parallel.mesh import Mesh
+from octavo.worker.batch import make_batch, shape_of, void_rows
+from octavo.worker.graphs import MOST_TOKENS, row_sizes
+from octavo.worker.loader.assemble import AssembledModel
+from octavo.worker.pages import PagePool
+from octavo.worker.sampling.sampler import greedy
+from octavo.worker.slots import Slots
+from octavo.worker.spec import WorkerSpec
+from octavo.worker.staging import Staging
+
+# What the driver keeps for a graph's kernels, beside the memory that they work in.
+_GRAPH_BYTES = 8 * 2**20
+
+
+def why_no_graphs(spec: WorkerSpec, facts: DeviceFacts, loaded: AssembledModel) -> str | None:
+    """Return why steps are not recorded, in words, or None if they are."""
+    if spec.enforce_eager:
+        return "no graphs: enforce_eager"
+    if "graphs" not in facts.features:
+        return f"no graphs: {facts.name} records none"
+    if not loaded.generates:
+        return "no graphs: the model gives vectors"
+    if spec.num_ranks > 1:
+        return "no graphs: several ranks meet inside a step"
+    if loaded.unrecordable:
+        return f"no graphs: the host takes part in {', '.join(loaded.unrecordable)}"
+    return None
+
+
+@torch.inference_mode()
+def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Mesh, *, graphs: bool) -> dict[str, int]:
+    """Return the bytes that others than the page pool will take, by owner; nothing on a host, where nobody can say."""
+    if device.facts.kind == "cpu":
+        return {}
+    geometry, vocab_size = solve(loaded.layers, spec.block_size), spec.checkpoint.facts.vocab_size
+    pool = PagePool(geometry, 1, device, loaded.kernels.page_copy)
+    slots = Slots(0, spec.max_model_len, vocab_size, pool)
+    most = spec.max_num_seqs
+    staging = Staging(device, 4 * (most + 1))
+
+    def peak(num_rows: int, num_tokens: int) -> int:
+        rows = void_rows(num_rows, num_tokens, spec.max_model_len)
+
+        def work() -> None:
+            shape = shape_of(rows, slots, pool)
+            numbers, _ = staging.send(rows.numbers(shape, slots.void))
+            batch = make_batch(numbers, shape, slots, pool)
+            hidden = loaded.model.forward(batch.ids, batch.context)
+            if loaded.generates and mesh.ends:
+                greedy(loaded.model.compute_logits(hidden[batch.last]))
+
+        return device.peak(work)
+
+    budget = spec.max_num_batched_tokens
+    found = {"slots": slots.num_bytes * (most + 1), "workspace": peak(min(most, budget), budget)}
+    if graphs:
+        largest = max(peak(most, most), peak(min(most, MOST_TOKENS // 2), MOST_TOKENS))
+        found["graphs"] = largest + len(row_sizes(most)) * _GRAPH_BYTES
+    return found
