@@ -7,6 +7,7 @@ into a process of its own with a `TextService` in front (`octavo serve`, `AsyncL
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from dataclasses import dataclass
 
@@ -61,7 +62,9 @@ def build_local(config: EngineConfig) -> LocalEngine:
     checkpoint = open_checkpoint(config.model)
     text = _open_text(checkpoint)
     engine = build_engine(config, checkpoint)
-    return LocalEngine(engine=engine, intake=_intake(checkpoint, text, engine.ready, None))
+    intake = _intake(checkpoint, text, engine.ready, None)
+    alone = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1
+    return LocalEngine(engine=engine, intake=dataclasses.replace(intake, takes_functions=alone))
 
 
 def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
@@ -91,6 +94,8 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         tensor=config.parallel.tensor_parallel_size,
         pipeline=config.parallel.pipeline_parallel_size,
         spread_experts=config.parallel.enable_expert_parallel,
+        logits_processors=config.model.logits_processors,
+        logprobs_mode=config.model.logprobs_mode,
     )
     executor: Executor
     if spec.num_ranks == 1:

@@ -166,14 +166,14 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
-        """Stream the answer to one prompt: every output holds all so far, the last one has `finished`.
+        """Stream the answer to one prompt; the last output has `finished`. What one holds, `output_kind` says.
 
         Leaving the iteration aborts the request. `request_id` is a label for `abort`; two requests may share one.
         """
         service = await self._service()
         params = sampling_params or SamplingParams(**service.sampling)
         stream = await service.generate(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, kind="cumulative"
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, kind=params.output_kind
         )
         async with stream:
             async for output in stream:
@@ -220,7 +220,16 @@ class AsyncLLM:
 
 
 def _config(model: ModelName, tokenizer: ModelName | None, options: Mapping[str, Any]) -> EngineConfig:
-    given = {"model": os.fspath(model), "tokenizer": None if tokenizer is None else os.fspath(tokenizer)}
+    given: dict[str, Any] = {
+        "model": os.fspath(model),
+        "tokenizer": None if tokenizer is None else os.fspath(tokenizer),
+    }
+    if "logits_processors" in options:
+        # By name, so that it is the same in every process of the engine.
+        named = [
+            c if isinstance(c, str) else f"{c.__module__}:{c.__qualname__}" for c in options["logits_processors"] or ()
+        ]
+        given["logits_processors"] = tuple(named)
     return EngineConfig.from_options({**options, **given})
 
 

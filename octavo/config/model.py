@@ -9,6 +9,7 @@ from octavo.config.fields import check_options, option
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 GenerationConfig = Literal["auto", "none", "vllm"]
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
 
 
@@ -40,6 +41,12 @@ class ModelConfig:
         "auto",
         "auto: a model's generation_config.json gives requests their sampling defaults; none, or vllm: it does not",
     )
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs",
+        "what is reported as a token's log-probability: the model's own (raw), or that from which tokens are drawn, after "
+        "penalties, masks, temperature and filters (processed)",
+    )
+    logits_processors: tuple[str, ...] = option((), "classes (module:Class) that change logits of every request")
     trust_remote_code: bool = option(False, "always refused: Octavo runs no code that comes with weights")
 
     def __post_init__(self) -> None:

@@ -18,10 +18,10 @@ from octavo.frontend.text.stops import StopMatch, StopStrings
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.output import CompletionOutput, Finish, FinishReason, Logprob, RequestMetrics, RequestOutput
 from octavo.protocol.request import FinishChoice, Request
-from octavo.protocol.sampling import SamplingParams
+from octavo.protocol.sampling import RequestOutputKind, SamplingParams
 
 # What an output holds: what is new, all so far, or there is one output, the whole answer.
-OutputKind = Literal["delta", "cumulative", "final"]
+OutputKind = RequestOutputKind | Literal["delta", "cumulative", "final"]
 
 
 class Collector:
@@ -101,9 +101,9 @@ class Collector:
                 return None
             shown = self._choices
         elif self._kind == "cumulative":
-            shown = self._choices if any(choice.has_news for choice in changed) else []
+            shown = self._choices if any(choice.due for choice in changed) else []
         else:
-            shown = [choice for choice in changed if choice.has_news]
+            shown = [choice for choice in changed if choice.due]
         if not shown:
             return None
         return RequestOutput(
@@ -126,7 +126,9 @@ class _Choice:
         "_detokenizer",
         "_ids",
         "_index",
+        "_interval",
         "_logprobs",
+        "_num_shown",
         "_params",
         "_stops",
         "_text",
@@ -144,6 +146,8 @@ class _Choice:
         self.has_news = False
         self._index = index
         self._params = params
+        self._interval = params.stream_interval or 1
+        self._num_shown = 0
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._text: list[str] = []
@@ -157,6 +161,13 @@ class _Choice:
                 self._stops = StopStrings(
                     params.stop, include=params.include_stop_str_in_output, min_tokens=params.min_tokens
                 )
+
+    @property
+    def due(self) -> bool:
+        """Whether there is news, and it has waited long enough to be shown: the first and the last do not wait."""
+        waited = self.num_tokens - self._num_shown
+        enough = not self._num_shown or self.finish_reason is not None or waited >= self._interval
+        return self.has_news and enough
 
     def take(self, news: ChoiceNews) -> bool:
         """Take new tokens and the end, if it came; True if a stop string ended the choice before the engine did."""
@@ -191,6 +202,7 @@ class _Choice:
     def output(self, *, keep: bool) -> CompletionOutput:
         """Return what there is to show; unless `keep`, it is not shown again."""
         self.has_news = False
+        self._num_shown = self.num_tokens
         output = CompletionOutput(
             index=self._index,
             text="".join(self._text),

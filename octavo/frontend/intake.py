@@ -36,7 +36,7 @@ class Intake:
 
     max_model_len: prompt and output tokens together. template: of chats, None if they cannot be rendered. max_logprobs:
     alternatives per token that may be asked for; None is no limit but the vocabulary. sampling: what takes the place of
-    SamplingParams' own defaults.
+    SamplingParams' own defaults. takes_functions: whether requests reach the worker as they are, functions and all.
     """
 
     facts: ModelFacts
@@ -45,6 +45,7 @@ class Intake:
     template: ChatTemplate | None = None
     max_logprobs: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    takes_functions: bool = False
 
     def request(
         self, prompt: Prompt, params: SamplingParams, *, key: int, priority: int = 0, cache_salt: str = ""
@@ -57,14 +58,15 @@ class Intake:
         text, ids, salt = self._read_prompt(prompt)
         if ids is None and text is not None:
             ids = self._encode(text)
-        tokens = self._checked_ids(ids)
-        room = self._room(len(tokens))
         self._check_params(params)
+        tokens = self._truncated(self._checked_ids(ids), params)
+        room = self._room(len(tokens))
         return Request(
             key=key,
             tokens=tokens,
             sampling=params,
             stop_ids=self._stop_ids(params),
+            bad_tokens=self._bad_tokens(params),
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             seed=int.from_bytes(os.urandom(8)) & _INT63 if params.seed is None else params.seed,
             priority=_checked_priority(priority),
@@ -160,16 +162,43 @@ class Intake:
             raise InvalidRequestError(f"expected SamplingParams, not {type(params).__name__}", field="sampling_params")
         if self.tokenizer is None and params.stop:
             raise InvalidRequestError("stop strings need a tokenizer; use stop_token_ids", field="stop")
+        if self.tokenizer is None and params.bad_words:
+            raise InvalidRequestError("bad_words need a tokenizer; use logit_bias", field="bad_words")
+        if params.logits_processors and not self.takes_functions:
+            raise UnsupportedError(
+                "logits_processors of a request work with LLM on one rank only: functions do not cross processes; name a "
+                "class by the engine's option logits_processors instead",
+                field="logits_processors",
+            )
         vocab = self.facts.vocab_size
-        for token in params.stop_token_ids:
-            if token >= vocab:
-                raise InvalidRequestError(
-                    f"stop_token_ids: {token} is not in the vocabulary, 0 to {vocab - 1}", field="stop_token_ids"
-                )
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": params.allowed_token_ids,
+            "logit_bias": params.logit_bias,
+        }
+        for name, ids in named.items():
+            highest = max(ids or (0,))
+            if highest >= vocab:
+                raise InvalidRequestError(f"{name}: {highest} is not in the vocabulary, 0 to {vocab - 1}", field=name)
         limit = vocab if self.max_logprobs is None else min(self.max_logprobs, vocab)
-        wanted = vocab if params.logprobs == -1 else params.logprobs
-        if wanted is not None and wanted > limit:
-            raise InvalidRequestError(f"logprobs must be at most {limit}, not {params.logprobs}", field="logprobs")
+        asked = params.logprobs
+        if asked is not None and (vocab if asked == -1 else asked) > limit:
+            raise InvalidRequestError(f"logprobs must be at most {limit}, not {asked}", field="logprobs")
+
+    def _truncated(self, tokens: Int32Array, params: SamplingParams) -> Int32Array:
+        keep = params.truncate_prompt_tokens
+        if keep == -1:
+            keep = max(1, self.max_model_len - (params.max_tokens or 1))
+        return tokens if keep is None else tokens[-keep:]
+
+    def _bad_tokens(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the ways to write the bad words: at the beginning of a text, and behind a space."""
+        tokenizer = self.tokenizer
+        if tokenizer is None or not params.bad_words:
+            return ()
+        spelled = [form for word in params.bad_words for form in (word.lstrip() or word, f" {word.lstrip()}")]
+        ways = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spelled]
+        return tuple(dict.fromkeys(way for way in ways if way))
 
     def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
         own = self.facts.eos_token_ids

@@ -40,6 +40,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     stop_ids: tuple[int, ...]
     sampling: SamplingParams
+    bad_tokens: tuple[tuple[int, ...], ...] = ()
     pooling: PoolingParams | None = None
     num_encoder: int = 0
     encoder_tokens: Int32Array = msgspec.field(default_factory=int32)

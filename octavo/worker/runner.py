@@ -26,6 +26,7 @@ from octavo.worker.memory import pool_bytes
 from octavo.worker.pages import PagePool
 from octavo.worker.pooling import pool
 from octavo.worker.sampling.logprobs import token_logprobs
+from octavo.worker.sampling.processors import load_processors
 from octavo.worker.sampling.rows import SlotArray
 from octavo.worker.sampling.sampler import sample
 from octavo.worker.slots import Slots
@@ -82,7 +83,9 @@ class ModelRunner:
         """Make the page pool and the slots."""
         self.pool = PagePool(geometry, num_pages, self.device, self._kernels.page_copy)
         vocab_size = self.spec.checkpoint.facts.vocab_size
-        self.slots = Slots(self.spec.max_num_seqs, self.spec.max_model_len, vocab_size, self.pool)
+        size, device = self.spec.max_num_seqs, self.pool.memory.device
+        processors = load_processors(self.spec.logits_processors, vocab_size, size, device)
+        self.slots = Slots(size, self.spec.max_model_len, vocab_size, self.pool, processors)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -158,7 +161,7 @@ class ModelRunner:
             ids=ids,
             logprobs=token_logprobs(logits if ok.all() else logits[sampled.ok], ids, num_logprobs),
             errors=tuple(
-                RowError(row=int(row), message="the model's logits are not finite") for row in batch.sampling[~ok]
+                RowError(row=int(batch.sampling[row]), message=_why_not(logits[row])) for row in np.flatnonzero(~ok)
             ),
         )
 
@@ -193,3 +196,10 @@ class ModelRunner:
             "num_pages": self.pool.scratch,
             "free_memory": self.device.free_memory(),
         }
+
+
+def _why_not(logits: torch.Tensor) -> str:
+    """Return why no token could be chosen from a row of the model's logits."""
+    if logits.max().isfinite():
+        return "no token is left to choose from: what the request forbids or allows excludes them all"
+    return "the model's logits are not finite"

@@ -16,6 +16,7 @@ from octavo.protocol.arrays import Int32Array
 from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.step import Admission
 from octavo.worker.pages import PagePool
+from octavo.worker.sampling.processors import LogitsProcessor
 from octavo.worker.sampling.rows import SamplingRows, SlotArray
 
 _FREE = -1
@@ -30,7 +31,14 @@ class Slots:
     device's; generations, -1 if free.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, vocab_size: int, pool: PagePool) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_model_len: int,
+        vocab_size: int,
+        pool: PagePool,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
         device = pool.memory.device
         self.scratch = pool.scratch
         self.max_model_len = max_model_len
@@ -51,8 +59,8 @@ class Slots:
         self.encoder_lengths = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self.encoder_bounds = np.zeros(num_slots, np.int64)
         self.pooling: dict[int, PoolingParams] = {}
-        self.sampling = SamplingRows(num_slots, vocab_size, device)
         self.bounds = np.zeros(num_slots, np.int64)
+        self.sampling = SamplingRows(self.history, self.bounds, vocab_size, processors)
         self.generations = np.full(num_slots, _FREE, np.int64)
 
     def release(self, slots: Int32Array) -> None:

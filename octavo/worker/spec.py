@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.checkpoint.record import Checkpoint
+from octavo.config.model import LogprobsMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,7 @@ class WorkerSpec:
         free memory. block_size: tokens a block, None for the solver's choice. memory_utilization: share of device memory that
     may be used. device: a device name, or "auto". threads: of the tensor library on the host, in all ranks together; None
     leaves its default. tensor, pipeline: ranks on each axis. spread_experts: whole experts are spread over the tensor axis,
-    instead of a part of each.
+    instead of a part of each. logits_processors: import paths of the engine's. logprobs_mode: see `LogprobsMode`.
     """
 
     checkpoint: Checkpoint
@@ -32,6 +33,8 @@ class WorkerSpec:
     tensor: int = 1
     pipeline: int = 1
     spread_experts: bool = False
+    logits_processors: tuple[str, ...] = ()
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
     @property
     def num_ranks(self) -> int:

@@ -21,7 +21,7 @@ from octavo.protocol.control import Control, ResetPrefixCache
 from octavo.protocol.output import EngineStats, RequestOutput
 from octavo.protocol.request import Abort
 from tests.equivalence.features import Scenario
-from tests.equivalence.models import PROMPTS, ids_of
+from tests.equivalence.models import PENALTIES, PROMPTS, ids_of
 from tests.equivalence.workload import Answer, Choice, Job
 from tests.server.harness import events_of, loopback
 
@@ -219,9 +219,20 @@ def _tokens(part: Any) -> Any:
 
 async def _post(http: httpx.AsyncClient, job: Job, scenario: Scenario) -> Answer:
     params = job.params
-    names = ("n", "temperature", "seed", "max_tokens", "ignore_eos", "include_stop_str_in_output", "logprobs")
+    names = (
+        "n",
+        "temperature",
+        "seed",
+        "max_tokens",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "logprobs",
+        *PENALTIES,
+    )
     body: dict[str, Any] = {name: getattr(params, name) for name in names}
     body |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids), "priority": job.priority}
+    body |= {"allowed_token_ids": params.allowed_token_ids, "bad_words": params.bad_words}
+    body |= {"logit_bias": {str(index): value for index, value in (params.logit_bias or {}).items()}}
     body |= {"prompt": PROMPTS[job.prompt], "stream": scenario.stream}
     if scenario.stream:
         body["stream_options"] = {"include_usage": True}

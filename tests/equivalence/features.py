@@ -17,7 +17,8 @@ class Scenario:
     batch: requests whose answers are compared. order: at-once, shuffled or staggered. warm: the same prompts once before.
     small_pool: so few pages that sequences are preempted. priorities: every request has its own. stream: pieces instead of
     whole answers. place: process, service or http. aborts: neighbours come and are aborted. sampling: greedy, seeded (at
-    temperature 1), or mixed. ending: what ends answers, length, token or string.
+    temperature 1), or mixed. penalized: what has come before counts against a token. ending: what ends answers: length, token
+    or string.
     """
 
     batch: int = 1
@@ -29,6 +30,7 @@ class Scenario:
     place: str = "process"
     aborts: bool = False
     sampling: str = "greedy"
+    penalized: bool = False
     ending: str = "length"
 
 
@@ -122,6 +124,14 @@ FEATURES: dict[str, dict[str, Value]] = {
     },
     "choices": {str(n): Value(request={"n": n}) for n in (1, 3)},
     "sampling": _scenario("sampling", "greedy", "seeded", "mixed"),
+    "penalties": _scenario("penalized", False, True),
+    # They change nothing, and are applied all the same.
+    "masks": {
+        "off": Value(),
+        "on": Value(
+            request={"logit_bias": {0: 0.0}, "allowed_token_ids": (*range(151),), "bad_words": ("<150> <003>" * 3,)}
+        ),
+    },
     "logprobs": {"off": Value(), "on": Value(request={"logprobs": 2})},
     "ending": _scenario("ending", "length", "token", "string"),
 }

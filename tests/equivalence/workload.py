@@ -13,6 +13,7 @@ from tests.equivalence.models import (
     GROWERS,
     GROWN,
     LONGEST_ANSWER,
+    PENALTIES,
     PROMPTS,
     Expected,
     TinyModel,
@@ -91,7 +92,9 @@ def _params(case: Case, model: TinyModel, prompt: int, rng: random.Random, *, lo
     fields = {**case.request, "max_tokens": GROWN if longest else rng.randint(1, LONGEST_ANSWER)}
     drawn = scenario.sampling == "seeded" or (scenario.sampling == "mixed" and rng.random() < 0.5)
     fields |= {"temperature": 1.0, "seed": seed_of(prompt)} if drawn else {"temperature": 0.0}
-    return SamplingParams(**fields, **_ending(scenario, model.expected[prompt, 0 if drawn else None], rng, longest))
+    fields |= PENALTIES if scenario.penalized else {}
+    expected = model.expected(penalized=scenario.penalized)[prompt, 0 if drawn else None]
+    return SamplingParams(**fields, **_ending(scenario, expected, rng, longest))
 
 
 def _ending(scenario: Scenario, expected: Expected, rng: random.Random, longest: bool) -> dict:
@@ -110,7 +113,7 @@ def complaints(job: Job, answer: Answer, model: TinyModel) -> tuple[list[str], i
     if len(answer.choices) != job.params.n:
         return [f"prompt {job.prompt}: {len(answer.choices)} choices instead of {job.params.n}"], 0
     for index, choice in enumerate(answer.choices):
-        expected = model.expected[job.prompt, None if job.params.greedy else index]
+        expected = model.expected(penalized=job.params.penalized)[job.prompt, None if job.params.greedy else index]
         problem, tie = _compare(job.params, choice, expected)
         num_ties += tie
         if problem:

@@ -136,7 +136,8 @@ class FakeService(TextService):
         tokens = self.words.encode(prompt) if isinstance(prompt, str) else prompt
         if prompt == "" or not tokens:
             raise InvalidRequestError("the prompt is empty", field="prompt")
-        for field, ids in (("prompt", tokens), ("stop_token_ids", params.stop_token_ids)):
+        named = ("stop_token_ids", "allowed_token_ids", "logit_bias")
+        for field, ids in [("prompt", tokens), *((name, getattr(params, name) or ()) for name in named)]:
             if any(not 0 <= token < VOCAB for token in ids):
                 raise InvalidRequestError(f"{field}: not in the vocabulary", field=field)
         if len(tokens) >= MAX_MODEL_LEN:

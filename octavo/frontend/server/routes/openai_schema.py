@@ -58,6 +58,12 @@ class CommonFields(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -66,6 +72,10 @@ class CommonFields(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    stream_interval: int | None = None
+    vllm_xargs: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -106,15 +116,12 @@ def _is(*harmless: Any) -> Callable[[Any], bool]:
 
 # Field -> whether a value changes nothing, so that it may pass.
 _REFUSED: Mapping[str, Callable[[Any], bool]] = {
-    "allowed_token_ids": _never,
     "audio": _never,
-    "bad_words": _empty,
     "best_of": _is(1),
     "chat_template": _never,
     "continue_final_message": _empty,
     "documents": _empty,
     "echo": _empty,
-    "frequency_penalty": _is(0),
     "function_call": _is("none", "auto"),
     "functions": _empty,
     "guided_choice": _never,
@@ -123,28 +130,22 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "guided_regex": _never,
     "kv_transfer_params": _empty,
     "length_penalty": _is(1),
-    "logit_bias": _empty,
     "logits_processors": _empty,
     "logprob_token_ids": _empty,
     "mm_processor_kwargs": _empty,
     "modalities": _is([], ["text"]),
-    "presence_penalty": _is(0),
     "prompt_embeds": _never,
     "prompt_logprobs": _never,
     "reasoning_effort": _is("none"),
     "repetition_detection": _empty,
-    "repetition_penalty": _is(1),
     "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,
-    "spaces_between_special_tokens": _is(True),
     "structured_outputs": _empty,
     "suffix": _empty,
     "thinking_token_budget": _never,
     "tool_choice": _is("none", "auto"),
     "tools": _empty,
-    "truncate_prompt_tokens": _never,
     "use_beam_search": _empty,
-    "vllm_xargs": _empty,
     "web_search_options": _never,
 }
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -196,6 +197,8 @@ def sampling_params(body: CommonFields, defaults: Mapping[str, Any], **overrides
     defaults: the model's own, of what the body leaves out.
     """
     given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+    if body.vllm_xargs:
+        given["extra_args"] = body.vllm_xargs
     return SamplingParams(**{**defaults, **given, **overrides})
 
 
@@ -205,6 +208,12 @@ _SAMPLING = (
     "top_p",
     "top_k",
     "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
     "seed",
     "max_tokens",
     "min_tokens",
@@ -213,4 +222,7 @@ _SAMPLING = (
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "stream_interval",
 )
