@@ -52,6 +52,7 @@ SAMPLING_FIELDS: Final[dict[str, FieldSupport]] = {
     ),
     "skip_special_tokens": _done("frontend/test_collect.py::test_special_tokens_are_shown_on_request"),
     "logprobs": _done("worker/test_sampling.py::test_logprobs_equal_log_softmax_and_are_padded"),
+    "prompt_logprobs": _done("worker/test_prompt_logprobs.py::test_prompts_have_the_log_probabilities_of_transformers"),
     "detokenize": _done("frontend/test_collect.py::test_without_detokenizing_there_are_ids_and_no_text"),
     "output_kind": _done("frontend/test_llm_sampling.py::test_streams_give_out_what_output_kind_says"),
     "stream_interval": _done("frontend/test_collect.py::test_a_stream_waits_for_its_interval"),

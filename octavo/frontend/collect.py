@@ -44,6 +44,9 @@ class Collector:
         self._metrics = RequestMetrics(arrival=request.arrival)
         self._num_cached = 0
         self._error: str | None = None
+        self._tokenizer = tokenizer
+        asked = request.sampling.prompt_logprobs is not None
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = [None] if asked else None
 
     @property
     def started(self) -> bool:
@@ -63,6 +66,7 @@ class Collector:
             choice = self._choices[index]
             if choice.finish_reason is not None:
                 continue
+            self._take_scores(one)
             if one.start is not None:
                 self._start(one.start.time, one.start.num_cached, index)
             if one.ids and self._metrics.first_token is None:
@@ -82,6 +86,13 @@ class Collector:
             self._end_choice(None, time.time())
         return self._output(running)
 
+    def _take_scores(self, news: ChoiceNews) -> None:
+        """Keep log-probabilities of the prompt; a sequence that was preempted in its prompt gives the first ones again."""
+        known = self._prompt_logprobs
+        for place, raw in news.scores:
+            if known is not None and place == len(known):
+                known.append(_entries(self.prompt_token_ids[place], raw, self._tokenizer))
+
     def _start(self, when: float, num_cached: int, index: int) -> None:
         if self._metrics.first_scheduled is None:
             self._metrics.first_scheduled = when
@@ -96,6 +107,11 @@ class Collector:
             self._metrics.finished = now
 
     def _output(self, changed: list[_Choice]) -> RequestOutput | None:
+        if self._prompt_logprobs is not None:
+            # Another choice may be faster than the one that gives them, if that was preempted: it waits.
+            if len(self._prompt_logprobs) < len(self.prompt_token_ids) and not self.finished:
+                return None
+            changed = self._choices
         if self._kind == "final":
             if not self.finished:
                 return None
@@ -110,6 +126,7 @@ class Collector:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs,
             outputs=[choice.output(keep=self._kind != "delta") for choice in shown],
             finished=self.finished,
             num_cached_tokens=self._num_cached,
@@ -254,18 +271,18 @@ class _Choice:
         if self._logprobs is not None:
             for token, raw in zip(ids, logprobs, strict=True):
                 self._cumulative = (self._cumulative or 0.0) + raw[0]
-                self._logprobs.append(self._logprob(token, raw))
+                self._logprobs.append(_entries(token, raw, self._tokenizer))
 
-    def _logprob(self, token: int, raw: RawLogprob) -> dict[int, Logprob]:
-        """Return id -> Logprob of one position, the chosen token first."""
-        chosen, rank, top_ids, top = raw
-        entries = {token: Logprob(logprob=chosen, rank=rank, decoded_token=self._token_text(token))}
-        for position, (other, logprob) in enumerate(zip(top_ids, top, strict=True), 1):
-            if other >= 0 and other not in entries:
-                entries[other] = Logprob(logprob=logprob, rank=position, decoded_token=self._token_text(other))
-        return entries
 
-    def _token_text(self, token: int) -> str | None:
-        if self._tokenizer is None:
-            return None
-        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
+def _entries(token: int, raw: RawLogprob, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """Return id -> Logprob of one position, the token that stands there first."""
+    chosen, rank, top_ids, top = raw
+    entries = {token: Logprob(logprob=chosen, rank=rank, decoded_token=_text(token, tokenizer))}
+    for position, (other, logprob) in enumerate(zip(top_ids, top, strict=True), 1):
+        if other >= 0 and other not in entries:
+            entries[other] = Logprob(logprob=logprob, rank=position, decoded_token=_text(other, tokenizer))
+    return entries
+
+
+def _text(token: int, tokenizer: Tokenizer | None) -> str | None:
+    return None if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")

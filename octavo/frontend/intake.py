@@ -181,9 +181,9 @@ class Intake:
             if highest >= vocab:
                 raise InvalidRequestError(f"{name}: {highest} is not in the vocabulary, 0 to {vocab - 1}", field=name)
         limit = vocab if self.max_logprobs is None else min(self.max_logprobs, vocab)
-        asked = params.logprobs
-        if asked is not None and (vocab if asked == -1 else asked) > limit:
-            raise InvalidRequestError(f"logprobs must be at most {limit}, not {asked}", field="logprobs")
+        for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if asked is not None and (vocab if asked == -1 else asked) > limit:
+                raise InvalidRequestError(f"{name} must be at most {limit}, not {asked}", field=name)
 
     def _truncated(self, tokens: Int32Array, params: SamplingParams) -> Int32Array:
         keep = params.truncate_prompt_tokens

@@ -15,7 +15,6 @@ MAX_CHOICES = 16384
 MAX_LISTED = {"stop": 64, "stop_token_ids": 512, "bad_words": 256, "logit_bias": 4096, "logits_processors": 16}
 # What vLLM's parameters have and these have not, and why; a value other than None is an UnsupportedError.
 REFUSED = {
-    "prompt_logprobs": "not supported yet: use logprobs of the output",
     "structured_outputs": "grammars are not supported yet",
     "thinking_token_budget": "thinking budgets are not supported yet",
     "repetition_detection": "not supported yet; a frequency_penalty keeps texts from repeating themselves",
@@ -81,8 +80,8 @@ class SamplingParams:
     allowed_token_ids: no other is chosen. bad_words: texts that do not come into being.
     seed: None or -1 draws one. max_tokens: None goes to the end of the context. stop: strings that end the text.
     stop_token_ids: ids that end it besides the model's own. ignore_eos: the model's own ids do not end it.
-    logprobs: alternatives reported per token (0: the chosen one only; None: off; -1: all). detokenize: False leaves `text`
-    empty. output_kind: what `AsyncLLM` gives out.
+    logprobs: alternatives reported per token (0: the chosen one only; None: off; -1: all). prompt_logprobs: the same of
+    the prompt's tokens, which is then computed whole. detokenize: False leaves `text` empty. output_kind: of `AsyncLLM`.
     stream_interval: tokens that a streamed output waits for, after the first. truncate_prompt_tokens: only the last so many
     tokens of the prompt count; -1: as many as fit beside the output. skip_reading_prefix_cache: compute the whole prompt.
     logits_processors: functions (output ids, logits) or (prompt ids, output ids, logits) -> logits, one row; `LLM` only.
@@ -110,6 +109,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprobs: int | None = _whole(None, -1)
+    prompt_logprobs: int | None = _whole(None, -1)
     flat_logprobs: bool = False
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -161,7 +161,7 @@ class SamplingParams:
 _RANGES: tuple[tuple[str, _Range], ...] = tuple(
     (declared.name, declared.metadata["range"]) for declared in fields(SamplingParams) if declared.metadata
 )
-_OPTIONAL = ("seed", "max_tokens", "logprobs", "stream_interval", "truncate_prompt_tokens")
+_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "truncate_prompt_tokens")
 _SWITCHES = tuple(one.name for one in fields(SamplingParams) if isinstance(one.default, bool))
 _TUPLES = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
 

@@ -19,13 +19,13 @@ from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.arrays import Int32Array, int32
 from octavo.protocol.control import Ack, Call, Control
 from octavo.protocol.pooling import PoolingParams
-from octavo.protocol.step import RowError, StepPlan, StepResult
+from octavo.protocol.step import RowError, StepPlan, StepResult, TokenLogprobs
 from octavo.worker.batch import Batch, make_batch, make_dummy_batch, make_encoder_batch
 from octavo.worker.loader.assemble import AssembledModel, assemble
 from octavo.worker.memory import pool_bytes
 from octavo.worker.pages import PagePool
 from octavo.worker.pooling import pool
-from octavo.worker.sampling.logprobs import token_logprobs
+from octavo.worker.sampling.logprobs import prompt_logprobs, sampled_logprobs
 from octavo.worker.sampling.processors import load_processors
 from octavo.worker.sampling.rows import SlotArray
 from octavo.worker.sampling.sampler import sample
@@ -120,6 +120,8 @@ class ModelRunner:
         batch = make_batch(plan, self.slots, self.pool)
         hidden = self.model.forward(batch.ids, batch.context)
         rows = self._tokens(plan, batch, hidden)
+        if len(plan.scores) and self.mesh.ends:
+            rows = msgspec.structs.replace(rows, scores=self._scores(plan, batch, hidden))
         return self._with_vectors(plan, batch, hidden, rows) if len(plan.pools) and self.mesh.samples else rows
 
     def _tokens(self, plan: StepPlan, batch: Batch, hidden: torch.Tensor) -> StepResult:
@@ -154,15 +156,33 @@ class ModelRunner:
         self.slots.append(batch.slots, batch.positions, sampled.ids, sampled.ok)
         ok = sampled.ok.cpu().numpy()
         ids: Int32Array = sampled.ids.cpu().numpy()[ok].astype(np.int32)
-        num_logprobs = self.slots.sampling.num_logprobs[batch.slots][ok]
         return StepResult(
             plan=plan.id,
             offsets=int32([0, *ok.cumsum().tolist()]),
             ids=ids,
-            logprobs=token_logprobs(logits if ok.all() else logits[sampled.ok], ids, num_logprobs),
+            logprobs=sampled_logprobs(logits, sampled, self.slots.sampling, batch.slots, self.spec.logprobs_mode),
             errors=tuple(
                 RowError(row=int(batch.sampling[row]), message=_why_not(logits[row])) for row in np.flatnonzero(~ok)
             ),
+        )
+
+    def _scores(self, plan: StepPlan, batch: Batch, hidden: torch.Tensor) -> TokenLogprobs | None:
+        """Return the log-probabilities of the prompts' tokens behind those of the plan's `scores`. hidden: [T, N]."""
+        rows, slots = self.slots.sampling, plan.slots[plan.scores].astype(np.int64)
+        starts = plan.starts[plan.scores].astype(np.int64)
+        numbers = np.minimum(plan.counts[plan.scores], np.maximum(rows.num_prompt[slots] - 1 - starts, 0))
+        within = np.arange(numbers.sum()) - np.repeat(numbers.cumsum() - numbers, numbers)
+        firsts = batch.context.query_starts.cpu().numpy()[plan.scores]
+        places = torch.from_numpy(np.repeat(firsts, numbers) + within).to(hidden.device)
+        owners, positions = (torch.from_numpy(np.repeat(part, numbers)).to(hidden.device) for part in (slots, starts))
+        behind = positions + torch.from_numpy(within).to(hidden.device) + 1
+        return prompt_logprobs(
+            self.model.compute_logits,
+            hidden[places],
+            rows.history[owners, behind].cpu().numpy(),
+            np.repeat(rows.num_prompt_logprobs[slots], numbers) if self.mesh.samples else np.full(len(within), -1),
+            norm=self.spec.logprobs_mode.endswith("logprobs"),
+            vocab_size=rows.vocab_size,
         )
 
     def _with_vectors(self, plan: StepPlan, batch: Batch, hidden: torch.Tensor, rows: StepResult) -> StepResult:

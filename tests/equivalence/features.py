@@ -39,6 +39,7 @@ class Happened:
     """What an engine did in a case, as far as it can be seen. cached: prompt tokens that were not computed.
 
     tokens, pieces: of the compared answers, and outputs they came in. cut: neighbours aborted before they had finished.
+    scored: log-probabilities of every prompt came.
     """
 
     scenario: Scenario
@@ -47,6 +48,7 @@ class Happened:
     tokens: int
     pieces: int
     cut: int
+    scored: bool
 
 
 # Whether what a value is about took place: a feature that does nothing proves nothing.
@@ -87,7 +89,7 @@ FEATURES: dict[str, dict[str, Value]] = {
         "warm": Value(
             engine={"enable_prefix_caching": True},
             scenario={"warm": True},
-            proof=lambda happened: happened.cached > 0 or happened.scenario.small_pool,
+            proof=lambda happened: happened.cached > 0 or happened.scenario.small_pool or happened.scored,
         ),
     },
     "budget": _engine("max_num_batched_tokens", 512, 64, 33, 16),
@@ -133,6 +135,11 @@ FEATURES: dict[str, dict[str, Value]] = {
         ),
     },
     "logprobs": {"off": Value(), "on": Value(request={"logprobs": 2})},
+    "scores": {
+        "off": Value(),
+        # Then nothing is read from the cache.
+        "on": Value(request={"prompt_logprobs": 1}, proof=lambda happened: happened.scored),
+    },
     "ending": _scenario("ending", "length", "token", "string"),
 }
 

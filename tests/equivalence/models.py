@@ -134,6 +134,17 @@ class TinyModel:
                 found[key] = Expected(one.tokens, one.logprobs, one.num_certain + certain[key])
         return found
 
+    @functools.cached_property
+    def prompt_logprobs(self) -> list[list[float]]:
+        """The oracle's log-probabilities of every prompt's tokens but the first."""
+        found: list[list[float]] = []
+        for prompt in PROMPTS:
+            with torch.inference_mode():
+                logits = self._oracle(torch.tensor([prompt]), use_cache=False).logits[0, :-1].double()
+            tokens = torch.tensor(prompt[1:], dtype=torch.int64)[:, None]
+            found.append(torch.log_softmax(logits, -1).gather(1, tokens)[:, 0].tolist())
+        return found
+
     @torch.inference_mode()
     def _last_logits(self, texts: list[list[int]]) -> np.ndarray:
         """Return the logits after each text, float64 [texts, V]. What is padded on the right is seen by no token."""

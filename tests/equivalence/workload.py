@@ -45,11 +45,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a job got. cached: prompt tokens that were not computed. pieces: outputs it came in."""
+    """What a job got. cached: prompt tokens that were not computed. pieces: outputs it came in.
+
+    prompt_logprobs: of the prompt's tokens but the first.
+    """
 
     choices: list[Choice]
     cached: int
     pieces: int
+    prompt_logprobs: list[float] | None = None
 
 
 def make_jobs(case: Case, model: TinyModel) -> list[Job]:
@@ -112,6 +116,12 @@ def complaints(job: Job, answer: Answer, model: TinyModel) -> tuple[list[str], i
     num_ties = 0
     if len(answer.choices) != job.params.n:
         return [f"prompt {job.prompt}: {len(answer.choices)} choices instead of {job.params.n}"], 0
+    if answer.prompt_logprobs is not None:
+        want = model.prompt_logprobs[job.prompt]
+        if len(want) != len(answer.prompt_logprobs):
+            wrong.append(f"prompt {job.prompt}: {len(answer.prompt_logprobs)} log-probabilities of {len(want)} tokens")
+        if max((abs(a - b) for a, b in zip(want, answer.prompt_logprobs, strict=False)), default=0.0) > 1e-3:
+            wrong.append(f"prompt {job.prompt}: log-probabilities {answer.prompt_logprobs} instead of {want}")
     for index, choice in enumerate(answer.choices):
         expected = model.expected(penalized=job.params.penalized)[job.prompt, None if job.params.greedy else index]
         problem, tie = _compare(job.params, choice, expected)

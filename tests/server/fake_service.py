@@ -22,6 +22,9 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return ([1] if add_special_tokens else []) + [256 + ord(character) % 700 for character in text]
 
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(WORDS[token % len(WORDS)] for token in ids)
+
     def token_bytes(self, token: int) -> bytes:
         return WORDS[token % len(WORDS)].encode()
 
@@ -74,9 +77,12 @@ class FakeStream(RequestStream):
         reason = "error" if failing else "abort" if aborted else "length" if last else None
         self.ended = reason is not None
         outputs = [self._choice(index, position, reason) for index in range(self._params.n)]
+        top = self._params.prompt_logprobs
+        scores = None if top is None else [None, *(logprobs_of(i, top) for i in self.prompt_token_ids[1:])]
         return RequestOutput(
             request_id=self.request_id,
             prompt=None,
+            prompt_logprobs=scores,
             prompt_token_ids=self.prompt_token_ids,
             outputs=outputs,
             finished=self.ended,
@@ -144,6 +150,7 @@ class FakeService(TextService):
             raise InvalidRequestError(f"the prompt has {len(tokens)} tokens, of {MAX_MODEL_LEN}", field="prompt")
         self.requests.append((tokens, params, options))
         stream = FakeStream(self, tokens, params, options["request_id"])
+        stream.prompt = prompt if isinstance(prompt, str) else None
         self.open.add(stream)
         return stream
 

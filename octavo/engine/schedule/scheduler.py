@@ -183,6 +183,7 @@ class Scheduler:
             counts=counts,
             samples=samples,
             pools=np.flatnonzero(self.slots.pools[slots]).astype(np.int32),
+            scores=np.flatnonzero(self.slots.scores[slots] & (starts >= 0)).astype(np.int32),
             admissions=admissions,
             releases=int32(self.slots.released),
             table=rows32(table, 4),  # pyright: ignore[reportArgumentType]

@@ -28,7 +28,7 @@ class SamplingRows:
     history, bounds: of all slots, see `Slots`. reals: float64 [N, 3] of (temperature, top_p, min_p). penalties: float32
     [N, 3] of (presence, frequency, repetition). wholes: int64 [N, 5] of (top_k, seed, choice, num_prompt, min_tokens); top_k
     0 is off. Host flags, [N]: greedy (the likeliest token is always taken), filtered (top_k or top_p is on), has_min_p,
-    penalized, adjusted (anything changes logits), num_logprobs (-1 for none asked).
+    penalized, adjusted (anything changes logits), num_logprobs and num_prompt_logprobs (-1 for none asked), num_prompt.
     stops, bias, words, allowed: side tables of what few bring. processors: the engine's, and that of requests' functions.
     """
 
@@ -48,6 +48,9 @@ class SamplingRows:
         self.penalized = np.zeros(num_slots, np.bool_)
         self.adjusted = np.zeros(num_slots, np.bool_)
         self.num_logprobs = np.full(num_slots, -1, np.int64)
+        self.num_prompt_logprobs = np.full(num_slots, -1, np.int64)
+        # A released slot keeps it: rows of its last owner may be to come.
+        self.num_prompt = np.zeros(num_slots, np.int64)
         self.stops, self.bias, self.words, self.allowed = (Listed(device) for _ in range(4))
         self.processors: tuple[LogitsProcessor, ...] = (*processors, RequestFunctions(history))
 
@@ -65,6 +68,8 @@ class SamplingRows:
             self.has_min_p[slot] = params.min_p > 0.0
             self.penalized[slot] = params.penalized
             self.num_logprobs[slot] = self._number(params.logprobs)
+            self.num_prompt_logprobs[slot] = self._number(params.prompt_logprobs)
+            self.num_prompt[slot] = admission.num_prompt
             self.adjusted[slot] = self._admit_lists(admission) or params.penalized
         slots = torch.tensor([admission.slot for admission in admissions], device=self.reals.device)
         self.reals[slots] = torch.tensor(reals, dtype=torch.float64, device=self.reals.device)
@@ -75,7 +80,7 @@ class SamplingRows:
         """Forget what the slots' owners asked for."""
         self.greedy[slots] = True
         self.penalized[slots] = self.adjusted[slots] = False
-        self.num_logprobs[slots] = -1
+        self.num_logprobs[slots] = self.num_prompt_logprobs[slots] = -1
         for slot in slots.tolist():
             for listed in (self.stops, self.bias, self.words, self.allowed):
                 listed.drop(slot)

@@ -14,9 +14,9 @@ from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.disconnect import until_disconnect
-from octavo.frontend.server.events import Generation
+from octavo.frontend.server.events import Echo, Generation
 from octavo.frontend.server.routes.answers import Collected, begin, collect, json_response, label, token_bytes_of
-from octavo.frontend.server.routes.logprobs import chat_entries
+from octavo.frontend.server.routes.logprobs import chat_entries, prompt_entries
 from octavo.frontend.server.routes.openai_schema import (
     ChatBody,
     Message,
@@ -60,6 +60,9 @@ async def chat_completions(request: Request) -> Response:
         generation = await begin(request, context, body, [prompt], params, named.id)
     except InvalidRequestError as error:
         raise _renamed(error, body) from error
+    last = messages[-1]
+    if body.echo and last["role"] == "assistant" and isinstance(last["content"], str):
+        generation.echoes = [Echo(text=last["content"])]
     shape = _logprob_shape(body, context)
     head: dict[str, Any] = {
         "id": named.id,
@@ -73,7 +76,9 @@ async def chat_completions(request: Request) -> Response:
         frame = ChunkFrame({**head, "object": "chat.completion.chunk"}, with_usage=with_usage)
         return EventStream(_stream(generation, frame, shape, params.n, with_usage), generation, named.headers)
     choices = [_choice(one, shape) for one in await collect(request, generation, params.n)]
-    return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
+    scores = prompt_entries(generation.prompt_logprobs[0])
+    answer = {**head, "choices": choices, "usage": generation.usage}
+    return json_response(answer if scores is None else {**answer, "prompt_logprobs": scores}, named.headers)
 
 
 def _params(body: ChatBody, context: ServerContext) -> SamplingParams:

@@ -64,6 +64,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -121,7 +123,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "chat_template": _never,
     "continue_final_message": _empty,
     "documents": _empty,
-    "echo": _empty,
     "function_call": _is("none", "auto"),
     "functions": _empty,
     "guided_choice": _never,
@@ -135,7 +136,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "mm_processor_kwargs": _empty,
     "modalities": _is([], ["text"]),
     "prompt_embeds": _never,
-    "prompt_logprobs": _never,
     "reasoning_effort": _is("none"),
     "repetition_detection": _empty,
     "return_token_ids": _empty,
@@ -181,6 +181,8 @@ def check_common(body: CommonFields, num_prompts: int) -> None:
             raise unsupported("stream_options.continuous_usage_stats")
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= _MAX_SALT:
         raise InvalidRequestError(f"cache_salt must have 1 to {_MAX_SALT} characters", field="cache_salt")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequestError("prompt_logprobs are not part of a stream; use echo", field="prompt_logprobs")
     if (body.n or 1) * num_prompts > MAX_CHOICES:
         raise InvalidRequestError(f"n times the number of prompts must be at most {MAX_CHOICES}", field="n")
 
@@ -214,6 +216,7 @@ _SAMPLING = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "prompt_logprobs",
     "seed",
     "max_tokens",
     "min_tokens",
