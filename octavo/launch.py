@@ -62,7 +62,7 @@ def build_local(config: EngineConfig) -> LocalEngine:
     checkpoint = open_checkpoint(config.model)
     text = _open_text(checkpoint)
     engine = build_engine(config, checkpoint)
-    intake = _intake(checkpoint, text, engine.ready, None)
+    intake = _intake(config, checkpoint, text, engine.ready, None)
     alone = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1
     return LocalEngine(engine=engine, intake=dataclasses.replace(intake, takes_functions=alone))
 
@@ -150,7 +150,7 @@ async def connect(config: EngineConfig, process: EngineProcess, *, max_logprobs:
         await client.close()
         await asyncio.gather(loading, return_exceptions=True)
         raise
-    intake = _intake(checkpoint, text, ready, max_logprobs)
+    intake = _intake(config, checkpoint, text, ready, max_logprobs)
     return TextService(client, intake, max_queued=config.schedule.max_num_queued_reqs)
 
 
@@ -172,7 +172,9 @@ def _open_text(checkpoint: Checkpoint) -> _Text:
     return tokenizer, ChatTemplate(checkpoint.chat_template, tokenizer.special_tokens)
 
 
-def _intake(checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int | None) -> Intake:
+def _intake(
+    config: EngineConfig, checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int | None
+) -> Intake:
     tokenizer, template = text
     return Intake(
         facts=checkpoint.facts,
@@ -181,6 +183,7 @@ def _intake(checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int
         template=template,
         max_logprobs=max_logprobs,
         sampling=checkpoint.sampling,
+        reports_logprobs=config.model.logprobs_mode.endswith("logprobs"),
     )
 
 

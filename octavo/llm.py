@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from octavo import launch
 from octavo.base.errors import EngineDeadError, InvalidRequestError, UnsupportedError
 from octavo.config.engine import EngineConfig
+from octavo.frontend.beams import BeamSearch, BeamSearchOutput, BeamSearchParams, next_logprobs
 from octavo.frontend.intake import Prompt
 from octavo.frontend.offline import OfflineEngine
 from octavo.frontend.service import TextService
@@ -105,6 +106,28 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: ProgressBar = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the likeliest continuations of each prompt, best first. concurrency_limit: prompts searched at once."""
+        self._check_live()
+        listed: Sequence[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        searches = [BeamSearch.start(self._intake, prompt, params) for prompt in listed]
+        at_once = concurrency_limit or max(1, len(searches))
+        for first in range(0, len(searches), at_once):
+            while live := [search for search in searches[first : first + at_once] if not search.finished]:
+                asked = [search.prompts for search in live]
+                found = self.generate([one for beams in asked for one in beams], live[0].one_token, use_tqdm=use_tqdm)
+                said = iter(map(next_logprobs, found))
+                for search, beams in zip(live, asked, strict=True):
+                    search.extend([next(said) for _ in beams])
+        return [search.output() for search in searches]
+
     def get_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer; None with skip_tokenizer_init."""
         return self._intake.tokenizer
@@ -178,6 +201,12 @@ class AsyncLLM:
         async with stream:
             async for output in stream:
                 yield output
+
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None
+    ) -> BeamSearchOutput:
+        """Return the likeliest continuations of a prompt, best first."""
+        return await (await self._service()).beam_search(prompt, params, request_id=request_id)
 
     async def abort(self, request_id: str) -> None:
         """Abort every running request with this id; their streams end with finish_reason "abort"."""

@@ -36,7 +36,8 @@ class Intake:
 
     max_model_len: prompt and output tokens together. template: of chats, None if they cannot be rendered. max_logprobs:
     alternatives per token that may be asked for; None is no limit but the vocabulary. sampling: what takes the place of
-    SamplingParams' own defaults. takes_functions: whether requests reach the worker as they are, functions and all.
+    SamplingParams' own defaults. reports_logprobs: and not logits in their place. takes_functions: whether requests reach the
+    worker as they are, functions and all.
     """
 
     facts: ModelFacts
@@ -45,6 +46,7 @@ class Intake:
     template: ChatTemplate | None = None
     max_logprobs: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    reports_logprobs: bool = True
     takes_functions: bool = False
 
     def request(

@@ -40,7 +40,7 @@ class RequestOutputKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Range:
+class NumberRange:
     """What a number may be: from `low`, or above it where `open_low`, to `high`."""
 
     low: float
@@ -62,11 +62,11 @@ class _Range:
 
 
 def _whole(default: int | None, low: int, high: int = _INT31) -> Any:
-    return field(default=default, metadata={"range": _Range(low=low, high=high, whole=True)})
+    return field(default=default, metadata={"range": NumberRange(low=low, high=high, whole=True)})
 
 
 def _real(default: float, low: float, high: float, *, open_low: bool = False) -> Any:
-    return field(default=default, metadata={"range": _Range(low=low, high=high, open_low=open_low)})
+    return field(default=default, metadata={"range": NumberRange(low=low, high=high, open_low=open_low)})
 
 
 @checked_names("sampling parameter", REFUSED)
@@ -158,7 +158,7 @@ class SamplingParams:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
 
-_RANGES: tuple[tuple[str, _Range], ...] = tuple(
+_RANGES: tuple[tuple[str, NumberRange], ...] = tuple(
     (declared.name, declared.metadata["range"]) for declared in fields(SamplingParams) if declared.metadata
 )
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "truncate_prompt_tokens")
@@ -225,7 +225,7 @@ def _check_bias(params: SamplingParams) -> None:
         _BIAS.check("logit_bias", value)
 
 
-_BIAS = _Range(low=-100.0, high=100.0)
+_BIAS = NumberRange(low=-100.0, high=100.0)
 
 
 def _is_id(value: Any) -> bool:

@@ -16,6 +16,7 @@ from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Echo, Generation
 from octavo.frontend.server.routes.answers import Collected, begin, collect, json_response, label, token_bytes_of
+from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.logprobs import chat_entries, prompt_entries
 from octavo.frontend.server.routes.openai_schema import (
     ChatBody,
@@ -56,13 +57,6 @@ async def chat_completions(request: Request) -> Response:
     )
     prompt = await until_disconnect(request.receive, rendering)
     named = label(request, "chatcmpl")
-    try:
-        generation = await begin(request, context, body, [prompt], params, named.id)
-    except InvalidRequestError as error:
-        raise _renamed(error, body) from error
-    last = messages[-1]
-    if body.echo and last["role"] == "assistant" and isinstance(last["content"], str):
-        generation.echoes = [Echo(text=last["content"])]
     shape = _logprob_shape(body, context)
     head: dict[str, Any] = {
         "id": named.id,
@@ -71,6 +65,17 @@ async def chat_completions(request: Request) -> Response:
         "model": model,
         "system_fingerprint": None,
     }
+    try:
+        if body.use_beam_search:
+            found, usage = await search(request, context, body, [prompt], params, named.id)
+            answer = {**head, "choices": [_choice(one, shape) for one in found], "usage": usage}
+            return json_response(answer, named.headers)
+        generation = await begin(request, context, body, [prompt], params, named.id)
+    except InvalidRequestError as error:
+        raise _renamed(error, body) from error
+    last = messages[-1]
+    if body.echo and last["role"] == "assistant" and isinstance(last["content"], str):
+        generation.echoes = [Echo(text=last["content"])]
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         frame = ChunkFrame({**head, "object": "chat.completion.chunk"}, with_usage=with_usage)

@@ -13,15 +13,16 @@ from starlette.responses import Response
 from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
-from octavo.frontend.server.events import Echo, Generation, Prompt
+from octavo.frontend.server.events import Echo, Generation, Prompt, PromptLogprobs
 from octavo.frontend.server.routes.answers import (
-    RequestLabel,
+    Collected,
     begin,
     collect,
     json_response,
     label,
     token_bytes_of,
 )
+from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.logprobs import CompletionLogprobs, prompt_entries
 from octavo.frontend.server.routes.openai_schema import (
     MAX_PROMPTS,
@@ -51,10 +52,6 @@ async def completions(request: Request) -> Response:
     params = _params(body, context)
     named = label(request, "cmpl")
     num_choices = len(prompts) * params.n
-    generation = await begin(request, context, body, prompts, params, named.id)
-    if body.echo:
-        generation.echoes = [_echo(context, text, ids) for text, ids in generation.prompts]
-        generation.prompt_only = body.max_tokens == 0
     pieces = None
     if body.logprobs is not None:
         pieces = [CompletionLogprobs(body.logprobs, token_bytes_of(context)) for _ in range(num_choices)]
@@ -65,12 +62,24 @@ async def completions(request: Request) -> Response:
         "model": model,
         "system_fingerprint": None,
     }
+    if body.use_beam_search:
+        found, usage = await search(request, context, body, prompts, params, named.id)
+        choices = [_whole_choice(one, pieces, None) for one in found]
+        return json_response({**head, "choices": choices, "usage": usage}, named.headers)
+    generation = await begin(request, context, body, prompts, params, named.id)
+    if body.echo:
+        generation.echoes = [_echo(context, text, ids) for text, ids in generation.prompts]
+        generation.prompt_only = body.max_tokens == 0
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         frame = ChunkFrame(head, with_usage=with_usage)
         events = _stream(generation, frame, pieces, with_usage)
         return EventStream(events, generation, named.headers)
-    return await _whole(request, generation, head, named, pieces, num_choices)
+    choices = [
+        _whole_choice(one, pieces, generation.prompt_logprobs[one.index // params.n])
+        for one in await collect(request, generation, num_choices)
+    ]
+    return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
 
 
 def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:
@@ -118,27 +127,17 @@ def _one_kind(given: str | list[str | int | list[int]]) -> list[Prompt]:
     return [tokens] if tokens else [*texts, *lists]
 
 
-async def _whole(
-    request: Request,
-    generation: Generation,
-    head: dict[str, Any],
-    named: RequestLabel,
-    pieces: Sequence[CompletionLogprobs] | None,
-    num_choices: int,
-) -> Response:
-    choices: list[dict[str, Any]] = []
-    for one in await collect(request, generation, num_choices):
-        prompt_index = one.index * len(generation.prompts) // num_choices
-        choice = {
-            "index": one.index,
-            "text": one.text,
-            "logprobs": None if pieces is None else pieces[one.index].piece(one.token_ids, one.logprobs),
-            "finish_reason": one.finish_reason,
-            "stop_reason": one.stop_reason,
-        }
-        scores = prompt_entries(generation.prompt_logprobs[prompt_index])
-        choices.append(choice if scores is None else {**choice, "prompt_logprobs": scores})
-    return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
+def _whole_choice(
+    one: Collected, pieces: Sequence[CompletionLogprobs] | None, scores: PromptLogprobs | None
+) -> dict[str, Any]:
+    choice = {
+        "index": one.index,
+        "text": one.text,
+        "logprobs": None if pieces is None else pieces[one.index].piece(one.token_ids, one.logprobs),
+        "finish_reason": one.finish_reason,
+        "stop_reason": one.stop_reason,
+    }
+    return choice if scores is None else {**choice, "prompt_logprobs": prompt_entries(scores)}
 
 
 async def _stream(

@@ -66,6 +66,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     echo: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -130,7 +132,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "guided_json": _never,
     "guided_regex": _never,
     "kv_transfer_params": _empty,
-    "length_penalty": _is(1),
     "logits_processors": _empty,
     "logprob_token_ids": _empty,
     "mm_processor_kwargs": _empty,
@@ -145,7 +146,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "thinking_token_budget": _never,
     "tool_choice": _is("none", "auto"),
     "tools": _empty,
-    "use_beam_search": _empty,
     "web_search_options": _never,
 }
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
