@@ -125,6 +125,25 @@ def test_a_request_may_leave_the_cache_alone(llm):
     assert ids(first) == ids(second) == ids(third)
 
 
+def test_the_engines_defaults_and_what_a_request_says(model):
+    (model.path / "generation_config.json").write_text(
+        '{"temperature": 0, "max_new_tokens": 3, "repetition_penalty": 1.3}'
+    )
+    with LLM(model.path, **OPTIONS, override_generation_config={"max_new_tokens": 5, "presence_penalty": 0.5}) as llm:
+        own = llm.get_default_sampling_params()
+        assert (own.temperature, own.max_tokens, own.repetition_penalty, own.presence_penalty) == (0.0, 5, 1.3, 0.5)
+        silent = llm.generate(words([5, 9]), use_tqdm=False)[0]
+        same = llm.generate(words([5, 9]), own, use_tqdm=False)[0]
+        told = llm.generate(
+            words([5, 9]), SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), use_tqdm=False
+        )[0]
+    (model.path / "generation_config.json").unlink()
+    assert ids(silent) == ids(same)
+    assert len(ids(silent)[0]) == 5
+    with LLM(model.path, **OPTIONS) as plain:
+        assert ids(ask(plain, words([5, 9]), max_tokens=2)) == ids(told)
+
+
 def test_streams_give_out_what_output_kind_says(model):
     engine = AsyncLLM(model.path, **OPTIONS)
 

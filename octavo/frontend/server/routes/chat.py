@@ -95,7 +95,9 @@ def _params(body: ChatBody, context: ServerContext) -> SamplingParams:
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     try:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return sampling_params(body, context.service.sampling, max_tokens=asked, logprobs=logprobs)
+        own = context.service.sampling
+        asked = own.get("max_tokens") if asked is None else asked
+        return sampling_params(body, own, max_tokens=asked, logprobs=logprobs)
     except InvalidRequestError as error:
         raise _renamed(error, body) from error
 
