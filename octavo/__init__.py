@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from octavo.base.errors import OctavoError as OctavoError
     from octavo.config.engine import EngineConfig as EngineConfig
     from octavo.frontend.beams import BeamSearchParams as BeamSearchParams
+    from octavo.frontend.vectors import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from octavo.frontend.vectors import PoolingRequestOutput as PoolingRequestOutput
     from octavo.llm import LLM as LLM
     from octavo.llm import AsyncLLM as AsyncLLM
     from octavo.protocol.output import CompletionOutput as CompletionOutput
     from octavo.protocol.output import Logprob as Logprob
     from octavo.protocol.output import RequestOutput as RequestOutput
+    from octavo.protocol.pooling import PoolingParams as PoolingParams
     from octavo.protocol.sampling import RequestOutputKind as RequestOutputKind
     from octavo.protocol.sampling import SamplingParams as SamplingParams
 
@@ -31,6 +34,9 @@ _PUBLIC = {
     "EngineConfig": "octavo.config.engine",
     "BeamSearchParams": "octavo.frontend.beams",
     "SamplingParams": "octavo.protocol.sampling",
+    "PoolingParams": "octavo.protocol.pooling",
+    "PoolingRequestOutput": "octavo.frontend.vectors",
+    "EmbeddingRequestOutput": "octavo.frontend.vectors",
     "RequestOutputKind": "octavo.protocol.sampling",
     "RequestOutput": "octavo.protocol.output",
     "CompletionOutput": "octavo.protocol.output",
@@ -42,9 +48,12 @@ __all__ = [
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "Logprob",
     "OctavoError",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

@@ -19,6 +19,7 @@ from octavo.base.naming import unknown_name
 from octavo.frontend.text.chat import ChatTemplate, Message
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.arrays import Int32Array
+from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
 
@@ -74,6 +75,37 @@ class Intake:
             priority=_checked_priority(priority),
             arrival=time.time(),
             cache_salt=cache_salt or salt,
+        ), text
+
+    def pooling_request(
+        self, prompt: Prompt, params: PoolingParams, *, key: int, priority: int = 0
+    ) -> tuple[Request, str | None]:
+        """Return a request for a vector, and the prompt's text, if it came as text. Raises InvalidRequestError."""
+        if not isinstance(params, PoolingParams):
+            raise InvalidRequestError(f"expected PoolingParams, not {type(params).__name__}", field="pooling_params")
+        if params.dimensions is not None and params.dimensions > self.facts.hidden_size:
+            raise InvalidRequestError(
+                f"dimensions must be between 1 and {self.facts.hidden_size}, not {params.dimensions}",
+                field="dimensions",
+            )
+        text, ids, salt = self._read_prompt(prompt)
+        tokens = self._checked_ids(self._encode(text) if ids is None and text is not None else ids)
+        if len(tokens) > self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(tokens)} tokens, but may have {self.max_model_len} (max_model_len)",
+                field="prompt",
+            )
+        return Request(
+            key=key,
+            tokens=tokens,
+            sampling=SamplingParams(max_tokens=None),
+            stop_ids=(),
+            max_tokens=0,
+            seed=0,
+            priority=_checked_priority(priority),
+            arrival=time.time(),
+            cache_salt=salt,
+            pooling=params,
         ), text
 
     def chat(

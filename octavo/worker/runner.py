@@ -17,7 +17,7 @@ from octavo.nn.decoder import EncoderDecoder
 from octavo.nn.parallel.collectives import broadcast
 from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.arrays import Int32Array, int32
-from octavo.protocol.control import Ack, Call, Control
+from octavo.protocol.control import Ack, Apply, Call, Control
 from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.step import RowError, StepPlan, StepResult, TokenLogprobs
 from octavo.worker.batch import Batch, make_batch, make_dummy_batch, make_encoder_batch
@@ -200,6 +200,8 @@ class ModelRunner:
     def _control(self, control: Control) -> Ack:
         """Obey a control message. A barrier is nothing but its acknowledgement; the prefix cache is the engine's own."""
         command, refusal = control.command, ""
+        if isinstance(command, Apply):
+            command.function(self)
         if not isinstance(command, Call):
             return Ack(ticket=control.ticket)
         if command.method not in self._calls:

@@ -21,6 +21,9 @@ PUBLIC = [
     "OctavoError",
     "RequestOutput",
     "RequestOutputKind",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "EmbeddingRequestOutput",
     "SamplingParams",
 ]
 HEAVY = ("torch", "zmq", "starlette", "uvicorn", "transformers", "tokenizers", "numpy")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from octavo import LLM, AsyncLLM, SamplingParams
-from octavo.base.errors import UnsupportedError
+from octavo.base.errors import InvalidRequestError, UnsupportedError
 from octavo.protocol.sampling import RequestOutputKind
 from tests.equivalence.models import EOS, VOCAB, TinyModel, words
 from tests.worker.test_adjust import Doubling, penalized
@@ -164,3 +164,62 @@ def test_streams_give_out_what_output_kind_says(model):
         asyncio.run(run())
     finally:
         engine.shutdown()
+
+
+def test_lazy_sources_of_prompts_and_chats(llm):
+    prompts = [words([3 + i % 7, 5]) for i in range(40)]
+    params = [SamplingParams(temperature=0, max_tokens=1 + i % 4, ignore_eos=True) for i in range(40)]
+    whole = llm.generate(prompts, params, use_tqdm=False)
+    bars = []
+
+    class Bar:
+        def __init__(self, **options):
+            bars.append(self)
+            self.options, self.done, self.text, self.format_dict = options, 0, "", {"elapsed": 1.0}
+
+        def set_postfix_str(self, text, refresh):
+            self.text = text
+
+        def update(self, count):
+            self.done += count
+
+        def close(self):
+            self.closed = True
+
+    lazy = llm.generate(iter(prompts), iter(params), use_tqdm=Bar)
+    assert bars == [], "nothing runs before it is asked for"
+    assert [ids(output) for output in lazy] == [ids(output) for output in whole]
+    assert (bars[0].options["total"], bars[0].done, bars[0].closed) == (None, 40, True)
+    assert bars[0].text == f"{sum(1 + i % 4 for i in range(40)):.1f} output tokens/s"
+    turns = [[{"role": "user", "content": words([i])}] for i in range(3, 9)]
+    one = SamplingParams(temperature=0, max_tokens=2)
+    chats = llm.chat((turn for turn in turns), one, use_tqdm=False)
+    assert [ids(output) for output in chats] == [ids(output) for output in llm.chat(turns, one, use_tqdm=False)]
+
+
+def test_the_model_and_the_worker_can_be_called(llm):
+    (count,) = llm.apply_model(lambda model: sum(p.numel() for p in model.parameters()))
+    assert count > 1000
+    assert llm.collective_rpc(
+        lambda worker, a, b=0: (a, b, worker.slots.max_model_len), args=(1,), kwargs={"b": 2}
+    ) == [(1, 2, 192)]
+    (described,) = llm.collective_rpc("describe")
+    assert described["num_pages"] > 0
+    with pytest.raises(ZeroDivisionError):
+        llm.collective_rpc(lambda worker: 1 / 0)
+    with pytest.raises(InvalidRequestError, match="did you mean 'describe'"):
+        llm.collective_rpc("discribe")
+    assert len(ids(ask(llm))[0]) == 8
+
+
+def test_metrics_and_times_on_the_object(model):
+    with LLM(model.path, **OPTIONS) as llm:
+        (output,) = llm.generate([PROMPT], SamplingParams(n=2, max_tokens=4, ignore_eos=True), use_tqdm=False)
+        samples = {s.name: s.value for family in llm.get_metrics() for s in family.samples if "le" not in s.labels}
+    times = output.metrics
+    assert 0 < times.arrival <= times.first_scheduled <= times.first_token <= times.finished
+    assert samples["octavo:prompt_tokens_total"] == 7
+    assert samples["octavo:generation_tokens_total"] == 8
+    assert samples["octavo:time_to_first_token_seconds_count"] == 1
+    assert samples["octavo:e2e_request_latency_seconds_sum"] == pytest.approx(times.finished - times.arrival)
+    assert samples["octavo:num_requests_running"] == 0
