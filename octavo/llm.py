@@ -42,7 +42,7 @@ class LLM:
     model: a folder, a .gguf file, a hub name in the local cache, or "demo". tokenizer: its folder or file, if it is not the
     model's own. Other options are the engine's (`max_model_len=`, `max_num_seqs=`, ...; `octavo serve --help` lists
     them); an unknown one raises ConfigError with the nearest right name. Also a context manager. No global random state
-    is read or changed. Calls from several threads run one after the other.
+    is read or changed. Calls from several threads share the steps.
     """
 
     _local: launch.LocalEngine | None = None
