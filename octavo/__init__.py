@@ -13,11 +13,16 @@ from octavo.base.version import VERSION
 if TYPE_CHECKING:
     from octavo.base.errors import OctavoError as OctavoError
     from octavo.config.engine import EngineConfig as EngineConfig
+    from octavo.frontend.beams import BeamSearchParams as BeamSearchParams
+    from octavo.frontend.vectors import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from octavo.frontend.vectors import PoolingRequestOutput as PoolingRequestOutput
     from octavo.llm import LLM as LLM
     from octavo.llm import AsyncLLM as AsyncLLM
     from octavo.protocol.output import CompletionOutput as CompletionOutput
     from octavo.protocol.output import Logprob as Logprob
     from octavo.protocol.output import RequestOutput as RequestOutput
+    from octavo.protocol.pooling import PoolingParams as PoolingParams
+    from octavo.protocol.sampling import RequestOutputKind as RequestOutputKind
     from octavo.protocol.sampling import SamplingParams as SamplingParams
 
 
@@ -27,7 +32,12 @@ _PUBLIC = {
     "LLM": "octavo.llm",
     "AsyncLLM": "octavo.llm",
     "EngineConfig": "octavo.config.engine",
+    "BeamSearchParams": "octavo.frontend.beams",
     "SamplingParams": "octavo.protocol.sampling",
+    "PoolingParams": "octavo.protocol.pooling",
+    "PoolingRequestOutput": "octavo.frontend.vectors",
+    "EmbeddingRequestOutput": "octavo.frontend.vectors",
+    "RequestOutputKind": "octavo.protocol.sampling",
     "RequestOutput": "octavo.protocol.output",
     "CompletionOutput": "octavo.protocol.output",
     "Logprob": "octavo.protocol.output",
@@ -36,11 +46,16 @@ _PUBLIC = {
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "Logprob",
     "OctavoError",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
 ]
 

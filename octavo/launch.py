@@ -7,6 +7,7 @@ into a process of its own with a `TextService` in front (`octavo serve`, `AsyncL
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import time
 from collections.abc import Callable
@@ -87,7 +88,9 @@ def build_local(config: EngineConfig) -> LocalEngine:
     checkpoint = open_checkpoint(config.model)
     text = _open_text(checkpoint)
     engine = build_engine(config, checkpoint)
-    return LocalEngine(engine=engine, intake=_intake(checkpoint, text, engine.ready, None))
+    intake = _intake(config, checkpoint, text, engine.ready, None)
+    alone = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1
+    return LocalEngine(engine=engine, intake=dataclasses.replace(intake, takes_functions=alone))
 
 
 def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
@@ -121,6 +124,8 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         spread_experts=config.parallel.enable_expert_parallel,
         device=device.kind,
         enforce_eager=config.device.enforce_eager,
+        logits_processors=config.model.logits_processors,
+        logprobs_mode=config.model.logprobs_mode,
     )
     executor: Executor
     if spec.num_ranks == 1:
@@ -191,7 +196,7 @@ async def connect(config: EngineConfig, process: EngineProcess, *, max_logprobs:
         await client.close()
         await asyncio.gather(loading, return_exceptions=True)
         raise
-    intake = _intake(checkpoint, text, ready, max_logprobs)
+    intake = _intake(config, checkpoint, text, ready, max_logprobs)
     return TextService(client, intake, max_queued=config.schedule.max_num_queued_reqs)
 
 
@@ -213,7 +218,9 @@ def _open_text(checkpoint: Checkpoint) -> _Text:
     return tokenizer, ChatTemplate(checkpoint.chat_template, tokenizer.special_tokens)
 
 
-def _intake(checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int | None) -> Intake:
+def _intake(
+    config: EngineConfig, checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int | None
+) -> Intake:
     tokenizer, template = text
     return Intake(
         facts=checkpoint.facts,
@@ -222,6 +229,7 @@ def _intake(checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int
         template=template,
         max_logprobs=max_logprobs,
         sampling=checkpoint.sampling,
+        reports_logprobs=config.model.logprobs_mode.endswith("logprobs"),
     )
 
 

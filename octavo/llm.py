@@ -6,28 +6,33 @@ Names and arguments are those that scripts written for vLLM use.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
+import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, TypeVar, overload
 
+import msgspec
 import numpy as np
 
 from octavo import launch
 from octavo.base.errors import EngineDeadError, InvalidRequestError, UnsupportedError
 from octavo.config.engine import EngineConfig
+from octavo.frontend.beams import BeamSearch, BeamSearchOutput, BeamSearchParams, next_logprobs
 from octavo.frontend.intake import Prompt
 from octavo.frontend.offline import OfflineEngine
+from octavo.frontend.progress import ProgressBar, progress
 from octavo.frontend.service import TextService
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.vectors import EmbeddingRequestOutput, PoolingRequestOutput
+from octavo.observe.metrics import ServerMetrics
 from octavo.protocol.arrays import plain
-from octavo.protocol.control import ResetPrefixCache
+from octavo.protocol.control import Apply, Call, ResetPrefixCache
 from octavo.protocol.output import EngineStats, RequestOutput
+from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.sampling import SamplingParams
 
 Message = Mapping[str, Any]
-# A switch, or something called like `tqdm.tqdm`.
-ProgressBar = bool | Callable[..., Any]
 ModelName = str | os.PathLike[str]
 
 _T = TypeVar("_T")
@@ -39,7 +44,7 @@ class LLM:
     model: a folder, a .gguf file, a hub name in the local cache, or "demo". tokenizer: its folder or file, if it is not the
     model's own. Other options are the engine's (`max_model_len=`, `max_num_seqs=`, ...; `octavo serve --help` lists
     them); an unknown one raises ConfigError with the nearest right name. Also a context manager. No global random state
-    is read or changed. Calls from several threads run one after the other.
+    is read or changed. Calls from several threads share the steps.
     """
 
     _local: launch.LocalEngine | None = None
@@ -55,7 +60,10 @@ class LLM:
             max_submitted=2 * config.schedule.max_num_seqs,
             by_priority=config.schedule.scheduling_policy == "priority",
         )
+        self._num_ranks = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+        self._metrics = ServerMetrics(config.model.model, self._local.engine.core.stats)
 
+    @overload
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -63,29 +71,78 @@ class LLM:
         *,
         use_tqdm: ProgressBar = True,
         priority: int | Sequence[int] | None = None,
-    ) -> list[RequestOutput]:
+    ) -> list[RequestOutput]: ...
+    @overload
+    def generate(
+        self,
+        prompts: Iterator[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        use_tqdm: ProgressBar = True,
+        priority: int | None = None,
+    ) -> Iterator[RequestOutput]: ...
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        use_tqdm: ProgressBar = True,
+        priority: int | Sequence[int] | None = None,
+    ) -> Any:
         """Complete prompts; returns one output per prompt, in their order.
 
         prompts: a text, token ids, {"prompt": ...} or {"prompt_token_ids": [...]}, or a list of those. sampling_params and
         priority: one for all, or one per prompt. All prompts are checked before any is queued: an InvalidRequestError
         names the first bad one, and nothing has run. What the engine refuses later (it can never fit its pages) is in that
         prompt's own output: finish_reason "error" and `error`.
+
+        A lazy iterable (a generator, an open file) gives a lazy iterator: it is read as the engine gets room, its answers
+        come in its order, and memory does not grow with its length. A bad prompt raises when it is reached.
         """
-        self._check_live()
-        if isinstance(prompts, np.ndarray):
-            prompts = prompts.tolist()
-        listed: Sequence[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        params = _one_each(
-            "sampling_params", sampling_params or self.get_default_sampling_params(), SamplingParams, len(listed)
-        )
-        jobs = self._offline.check(listed, params, _one_each("priority", plain(priority) or 0, int, len(listed)))
-        with _progress(use_tqdm, len(jobs)) as finished:
-            return self._offline.run(jobs, finished)
+        params = sampling_params or self.get_default_sampling_params()
+        return self._run(prompts, params, SamplingParams, "sampling_params", plain(priority) or 0, use_tqdm)
+
+    @overload
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: ProgressBar = True,
+    ) -> list[PoolingRequestOutput]: ...
+    @overload
+    def encode(
+        self,
+        prompts: Iterator[Prompt],
+        pooling_params: PoolingParams | Iterable[PoolingParams] | None = None,
+        *,
+        use_tqdm: ProgressBar = True,
+    ) -> Iterator[PoolingRequestOutput]: ...
+    def encode(
+        self,
+        prompts: Any,
+        pooling_params: PoolingParams | Iterable[PoolingParams] | None = None,
+        *,
+        use_tqdm: ProgressBar = True,
+    ) -> Any:
+        """Return a vector for each prompt, in their order; lists and lazy iterables are treated as by `generate`."""
+        return self._run(prompts, pooling_params or PoolingParams(), PoolingParams, "pooling_params", 0, use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: ProgressBar = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return an embedding for each prompt, in their order: what `encode` gives, as lists of numbers."""
+        found = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
+        return [EmbeddingRequestOutput.from_base(output) for output in found]
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Sequence[Message] | Sequence[Sequence[Message]] | Iterator[Sequence[Message]],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
         use_tqdm: ProgressBar = True,
         chat_template: str | None = None,
@@ -93,27 +150,54 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Message] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, rendered with the model's chat template (or `chat_template`)."""
+    ) -> Any:
+        """Answer one conversation or a list of them, rendered with the model's chat template (or `chat_template`).
+
+        Returns a list of RequestOutput; a lazy iterable of conversations gives a lazy iterator, as with `generate`.
+        """
         self._check_live()
         if continue_final_message:
             raise UnsupportedError("continue_final_message is not supported", field="continue_final_message")
+        render = functools.partial(
+            self._intake.chat,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            template_kwargs=chat_template_kwargs,
+        )
+        conversations: Any = messages
+        if _is_lazy(messages):
+            return self.generate(map(render, conversations), sampling_params, use_tqdm=use_tqdm)
         if not isinstance(messages, Sequence) or isinstance(messages, str):
             raise InvalidRequestError(
                 f"messages must be a conversation or a list of them, not {type(messages).__name__}", field="messages"
             )
-        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts: list[Prompt] = [
-            self._intake.chat(
-                conversation,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                tools=tools,
-                template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        if messages and isinstance(messages[0], Mapping):
+            conversations = [messages]
+        params: Any = sampling_params
+        return self.generate([render(one) for one in conversations], params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: ProgressBar = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the likeliest continuations of each prompt, best first. concurrency_limit: prompts searched at once."""
+        self._check_live()
+        listed: Sequence[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        searches = [BeamSearch.start(self._intake, prompt, params) for prompt in listed]
+        at_once = concurrency_limit or max(1, len(searches))
+        for first in range(0, len(searches), at_once):
+            while live := [search for search in searches[first : first + at_once] if not search.finished]:
+                asked = [search.prompts for search in live]
+                found = self.generate([one for beams in asked for one in beams], live[0].one_token, use_tqdm=use_tqdm)
+                said = iter(map(next_logprobs, found))
+                for search, beams in zip(live, asked, strict=True):
+                    search.extend([next(said) for _ in beams])
+        return [search.output() for search in searches]
 
     def get_tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer; None with skip_tokenizer_init."""
@@ -130,7 +214,51 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; returns whether the engine did."""
         self._check_live()
-        return self._offline.control(ResetPrefixCache())
+        return self._offline.control(ResetPrefixCache()).ok
+
+    def get_metrics(self) -> list[Any]:
+        """Return the metrics that a server has, of this object: Prometheus' families, with `name`, `type` and `samples`."""
+        self._check_live()
+        return list(self._metrics.collect())
+
+    def apply_model(self, function: Callable[[Any], _T]) -> list[_T]:
+        """Call a function with the model, a torch module, between two steps; returns what it returns, of each rank."""
+        return self.collective_rpc(lambda worker: function(worker.model))
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a function with the worker in front of `args`, or a named method of it, between two steps.
+
+        Returns what it returns, of each rank; what it raises is raised here. Functions cross no process: with several ranks
+        only named methods can be called. timeout: taken and without effect, the engine runs in this process.
+        """
+        self._check_live()
+        if isinstance(method, str):
+            arguments = msgspec.msgpack.encode(list(args))
+            ack = self._offline.control(Call(method=method, arguments=arguments))
+            if not ack.ok:
+                raise InvalidRequestError(ack.message, field="method")
+            found = msgspec.msgpack.decode(ack.value)
+            return found if self._num_ranks > 1 else [found]
+        if self._num_ranks > 1:
+            raise UnsupportedError("functions cross no process: with several ranks, name a method", field="method")
+        results, failures = list[Any](), list[Exception]()
+
+        def call(worker: Any) -> None:
+            try:
+                results.append(method(worker, *args, **(kwargs or {})))
+            except Exception as error:  # noqa: BLE001 - raised where it was called from, not in the worker
+                failures.append(error)
+
+        self._offline.control(Apply(function=call))
+        if failures:
+            raise failures[0]
+        return results
 
     def shutdown(self) -> None:
         """Free the model and its memory; idempotent. Later calls raise EngineDeadError."""
@@ -148,6 +276,27 @@ class LLM:
 
     def __del__(self) -> None:
         self.shutdown()
+
+    def _run(
+        self, prompts: Any, params: Any, kind: type[_T], name: str, priority: int | Sequence[int], use_tqdm: ProgressBar
+    ) -> Any:
+        self._check_live()
+        if isinstance(prompts, np.ndarray):
+            prompts = prompts.tolist()
+        if _is_lazy(prompts):
+            if not isinstance(priority, int):
+                raise InvalidRequestError("a lazy iterable takes one priority for all", field="priority")
+            each = itertools.repeat(params) if isinstance(params, kind) else params
+            return self._run_lazily(zip(prompts, each, strict=False), priority, use_tqdm)
+        listed: Sequence[Any] = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        asked: list[Any] = _one_each(name, params, kind, len(listed))
+        jobs = self._offline.check(listed, asked, _one_each("priority", priority, int, len(listed)))
+        with progress(use_tqdm, len(jobs), self._metrics) as finished:
+            return self._offline.run(jobs, finished)
+
+    def _run_lazily(self, prompts: Iterable[Any], priority: int, use_tqdm: ProgressBar) -> Iterator[Any]:
+        with progress(use_tqdm, None, self._metrics) as finished:
+            yield from self._offline.stream(prompts, priority, finished)
 
     def _check_live(self) -> launch.LocalEngine:
         if self._local is None:
@@ -178,18 +327,36 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
-        """Stream the answer to one prompt: every output holds all so far, the last one has `finished`.
+        """Stream the answer to one prompt; the last output has `finished`. What one holds, `output_kind` says.
 
         Leaving the iteration aborts the request. `request_id` is a label for `abort`; two requests may share one.
         """
         service = await self._service()
         params = sampling_params or SamplingParams(**service.sampling)
         stream = await service.generate(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, kind="cumulative"
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, kind=params.output_kind
         )
         async with stream:
             async for output in stream:
                 yield output
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[PoolingRequestOutput]:
+        """Give the vector of one prompt, as the one output of a stream. Leaving the iteration aborts the request."""
+        service, params = await self._service(), pooling_params or PoolingParams()
+        yield await service.encode(prompt, params, request_id=request_id, priority=priority)
+
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None
+    ) -> BeamSearchOutput:
+        """Return the likeliest continuations of a prompt, best first."""
+        return await (await self._service()).beam_search(prompt, params, request_id=request_id)
 
     async def abort(self, request_id: str) -> None:
         """Abort every running request with this id; their streams end with finish_reason "abort"."""
@@ -232,8 +399,22 @@ class AsyncLLM:
 
 
 def _config(model: ModelName, tokenizer: ModelName | None, options: Mapping[str, Any]) -> EngineConfig:
-    given = {"model": os.fspath(model), "tokenizer": None if tokenizer is None else os.fspath(tokenizer)}
+    given: dict[str, Any] = {
+        "model": os.fspath(model),
+        "tokenizer": None if tokenizer is None else os.fspath(tokenizer),
+    }
+    if "logits_processors" in options:
+        # By name, so that it is the same in every process of the engine.
+        named = [
+            c if isinstance(c, str) else f"{c.__module__}:{c.__qualname__}" for c in options["logits_processors"] or ()
+        ]
+        given["logits_processors"] = tuple(named)
     return EngineConfig.from_options({**options, **given})
+
+
+def _is_lazy(prompts: Any) -> bool:
+    """Whether these are prompts of which nobody knows how many there are."""
+    return isinstance(prompts, Iterable) and not isinstance(prompts, Sized)
 
 
 def _is_one_prompt(prompts: Any) -> bool:
@@ -254,29 +435,3 @@ def _one_each(name: str, given: Any, one: type[_T], count: int) -> list[_T]:
     if not isinstance(given, Sequence) or len(given) != count:
         raise InvalidRequestError(f"{name} must be one for all, or one for each of the {count} prompts", field=name)
     return list(given)
-
-
-@contextlib.contextmanager
-def _progress(use_tqdm: ProgressBar, total: int) -> Generator[Callable[[RequestOutput], None]]:
-    """Show a bar of finished prompts, with the speed in tokens; yields what has to be called for each."""
-    if use_tqdm is False or total == 0:
-        yield lambda output: None
-        return
-    if use_tqdm is True:
-        from tqdm.auto import tqdm as make_bar
-    else:
-        make_bar = use_tqdm
-    bar = make_bar(total=total, desc="Prompts", dynamic_ncols=True)
-    num_tokens = 0
-
-    def finished(output: RequestOutput) -> None:
-        nonlocal num_tokens
-        num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
-        seconds = bar.format_dict["elapsed"] or 1e-9
-        bar.set_postfix_str(f"{num_tokens / seconds:.1f} output tokens/s", refresh=False)
-        bar.update(1)
-
-    try:
-        yield finished
-    finally:
-        bar.close()

@@ -51,6 +51,7 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
         facts=read_gguf_facts(file),
         tokenizer=None if tokenizer is None else str(tokenizer),
         chat_template=template,
+        sampling=sampling_defaults(gguf, config),
     )
 
 
@@ -89,7 +90,7 @@ def _of_folder(folder: Path, config: ModelConfig, tokenizer: Path | None, templa
         facts=read_hf_facts(folder, weights_dtype=dtype, overrides=config.hf_overrides),
         tokenizer=None if tokenizer is None else str(tokenizer),
         chat_template=template,
-        sampling=sampling_defaults(folder) if config.generation_config == "auto" else {},
+        sampling=sampling_defaults(folder, config),
     )
 
 

@@ -9,7 +9,7 @@ from octavo.base.errors import ConfigError
 from octavo.config.fields import check_options, option
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-GenerationConfig = Literal["auto", "none", "vllm"]
+LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
 
 
@@ -37,10 +37,20 @@ class ModelConfig:
     chat_template: str | None = option(
         None, "a Jinja chat template, the path of a file with one, or the name of one of the model's"
     )
-    generation_config: GenerationConfig = option(
+    generation_config: str = option(
         "auto",
-        "auto: a model's generation_config.json gives requests their sampling defaults; none, or vllm: it does not",
+        "auto: a model's generation_config.json gives requests their sampling defaults; none, or vllm: it does not; else the "
+        "folder or file to take in its place",
     )
+    override_generation_config: dict[str, Any] | None = option(
+        None, "sampling defaults that go before those of generation_config.json; what a request says goes before both"
+    )
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs",
+        "what is reported as a token's log-probability: the model's own (raw), or that from which tokens are drawn, after "
+        "penalties, masks, temperature and filters (processed)",
+    )
+    logits_processors: tuple[str, ...] = option((), "classes (module:Class) that change logits of every request")
     trust_remote_code: bool = option(False, "always refused: Octavo runs no code that comes with weights")
 
     def __post_init__(self) -> None:

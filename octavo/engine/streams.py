@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from octavo.base.errors import OctavoError
-from octavo.protocol.output import Finish, Start, TokenDelta
+from octavo.protocol.arrays import Float32Array, Int64Array
+from octavo.protocol.output import Finish, PromptScores, Start, TokenDelta
 from octavo.protocol.request import Request
 from octavo.protocol.step import TokenLogprobs
 
@@ -20,14 +21,19 @@ RawLogprob = tuple[float, int, list[int], list[float]]
 
 
 class ChoiceNews:
-    """What is new of one choice. first: output index of the first id. logprobs: one a token; None if none was asked for."""
+    """What is new of one choice. first: output index of the first id. logprobs: one a token; None if none was asked for.
 
-    __slots__ = ("finish", "first", "ids", "logprobs", "start")
+    scores: of tokens of the prompt, each with its place. vector: what was asked for instead of tokens.
+    """
+
+    __slots__ = ("finish", "first", "ids", "logprobs", "scores", "start", "vector")
 
     def __init__(self, first: int, ids: list[int]) -> None:
         self.first = first
         self.ids = ids
         self.logprobs: list[RawLogprob] | None = None
+        self.scores: list[tuple[int, RawLogprob]] = []
+        self.vector: Float32Array | None = None
         self.start: Start | None = None
         self.finish: Finish | None = None
 
@@ -99,6 +105,10 @@ class Streams:
                 if delta.logprobs is not None:
                     _add_logprobs(news, delta.logprobs, range(begin, end))
             begin = end
+        if delta.scores is not None:
+            self._deliver_scores(delta.scores, touched)
+        if delta.vectors is not None:
+            self._deliver_vectors(delta.vector_keys, delta.vectors, touched)
         for start in delta.starts:
             if (news := self._news(start.key, start.choice, 0, touched)) is not None:
                 news.start = start
@@ -115,6 +125,17 @@ class Streams:
             inbox.error = error
         _wake(inboxes)
 
+    def _deliver_scores(self, scores: PromptScores, touched: list[Inbox]) -> None:
+        for row, (key, first) in enumerate(zip(scores.keys.tolist(), scores.firsts.tolist(), strict=True)):
+            begin, end = scores.offsets[row : row + 2].tolist()
+            if (news := self._news(key, 0, 0, touched)) is not None:
+                news.scores += [(first + i - begin, _raw(scores.logprobs, i)) for i in range(begin, end)]
+
+    def _deliver_vectors(self, keys: Int64Array, vectors: Float32Array, touched: list[Inbox]) -> None:
+        for row, key in enumerate(keys.tolist()):
+            if (news := self._news(key, 0, 0, touched)) is not None:
+                news.vector = vectors[row].copy()
+
     def _news(self, key: int, choice: int, first: int, touched: list[Inbox]) -> ChoiceNews | None:
         inbox = self._open.get(key)
         if inbox is None:
@@ -129,11 +150,14 @@ class Streams:
 def _add_logprobs(news: ChoiceNews, logprobs: TokenLogprobs, tokens: range) -> None:
     for token in tokens:
         if logprobs.wanted[token]:
-            raw = float(logprobs.chosen[token]), int(logprobs.ranks[token])
-            top = logprobs.top_ids[token].tolist(), logprobs.top[token].tolist()
             if news.logprobs is None:
                 news.logprobs = []
-            news.logprobs.append((*raw, *top))
+            news.logprobs.append(_raw(logprobs, token))
+
+
+def _raw(logprobs: TokenLogprobs, token: int) -> RawLogprob:
+    top = logprobs.top_ids[token].tolist(), logprobs.top[token].tolist()
+    return float(logprobs.chosen[token]), int(logprobs.ranks[token]), *top
 
 
 def _wake(inboxes: Iterable[Inbox]) -> None:

@@ -18,10 +18,10 @@ from octavo.frontend.text.stops import StopMatch, StopStrings
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.output import CompletionOutput, Finish, FinishReason, Logprob, RequestMetrics, RequestOutput
 from octavo.protocol.request import FinishChoice, Request
-from octavo.protocol.sampling import SamplingParams
+from octavo.protocol.sampling import RequestOutputKind, SamplingParams
 
 # What an output holds: what is new, all so far, or there is one output, the whole answer.
-OutputKind = Literal["delta", "cumulative", "final"]
+OutputKind = RequestOutputKind | Literal["delta", "cumulative", "final"]
 
 
 class Collector:
@@ -44,6 +44,9 @@ class Collector:
         self._metrics = RequestMetrics(arrival=request.arrival)
         self._num_cached = 0
         self._error: str | None = None
+        self._tokenizer = tokenizer
+        asked = request.sampling.prompt_logprobs is not None
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = [None] if asked else None
 
     @property
     def started(self) -> bool:
@@ -63,6 +66,7 @@ class Collector:
             choice = self._choices[index]
             if choice.finish_reason is not None:
                 continue
+            self._take_scores(one)
             if one.start is not None:
                 self._start(one.start.time, one.start.num_cached, index)
             if one.ids and self._metrics.first_token is None:
@@ -82,6 +86,13 @@ class Collector:
             self._end_choice(None, time.time())
         return self._output(running)
 
+    def _take_scores(self, news: ChoiceNews) -> None:
+        """Keep log-probabilities of the prompt; a sequence that was preempted in its prompt gives the first ones again."""
+        known = self._prompt_logprobs
+        for place, raw in news.scores:
+            if known is not None and place == len(known):
+                known.append(_entries(self.prompt_token_ids[place], raw, self._tokenizer))
+
     def _start(self, when: float, num_cached: int, index: int) -> None:
         if self._metrics.first_scheduled is None:
             self._metrics.first_scheduled = when
@@ -96,20 +107,26 @@ class Collector:
             self._metrics.finished = now
 
     def _output(self, changed: list[_Choice]) -> RequestOutput | None:
+        if self._prompt_logprobs is not None:
+            # Another choice may be faster than the one that gives them, if that was preempted: it waits.
+            if len(self._prompt_logprobs) < len(self.prompt_token_ids) and not self.finished:
+                return None
+            changed = self._choices
         if self._kind == "final":
             if not self.finished:
                 return None
             shown = self._choices
         elif self._kind == "cumulative":
-            shown = self._choices if any(choice.has_news for choice in changed) else []
+            shown = self._choices if any(choice.due for choice in changed) else []
         else:
-            shown = [choice for choice in changed if choice.has_news]
+            shown = [choice for choice in changed if choice.due]
         if not shown:
             return None
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs,
             outputs=[choice.output(keep=self._kind != "delta") for choice in shown],
             finished=self.finished,
             num_cached_tokens=self._num_cached,
@@ -126,7 +143,9 @@ class _Choice:
         "_detokenizer",
         "_ids",
         "_index",
+        "_interval",
         "_logprobs",
+        "_num_shown",
         "_params",
         "_stops",
         "_text",
@@ -144,6 +163,8 @@ class _Choice:
         self.has_news = False
         self._index = index
         self._params = params
+        self._interval = params.stream_interval or 1
+        self._num_shown = 0
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._text: list[str] = []
@@ -157,6 +178,13 @@ class _Choice:
                 self._stops = StopStrings(
                     params.stop, include=params.include_stop_str_in_output, min_tokens=params.min_tokens
                 )
+
+    @property
+    def due(self) -> bool:
+        """Whether there is news, and it has waited long enough to be shown: the first and the last do not wait."""
+        waited = self.num_tokens - self._num_shown
+        enough = not self._num_shown or self.finish_reason is not None or waited >= self._interval
+        return self.has_news and enough
 
     def take(self, news: ChoiceNews) -> bool:
         """Take new tokens and the end, if it came; True if a stop string ended the choice before the engine did."""
@@ -191,6 +219,7 @@ class _Choice:
     def output(self, *, keep: bool) -> CompletionOutput:
         """Return what there is to show; unless `keep`, it is not shown again."""
         self.has_news = False
+        self._num_shown = self.num_tokens
         output = CompletionOutput(
             index=self._index,
             text="".join(self._text),
@@ -242,18 +271,18 @@ class _Choice:
         if self._logprobs is not None:
             for token, raw in zip(ids, logprobs, strict=True):
                 self._cumulative = (self._cumulative or 0.0) + raw[0]
-                self._logprobs.append(self._logprob(token, raw))
+                self._logprobs.append(_entries(token, raw, self._tokenizer))
 
-    def _logprob(self, token: int, raw: RawLogprob) -> dict[int, Logprob]:
-        """Return id -> Logprob of one position, the chosen token first."""
-        chosen, rank, top_ids, top = raw
-        entries = {token: Logprob(logprob=chosen, rank=rank, decoded_token=self._token_text(token))}
-        for position, (other, logprob) in enumerate(zip(top_ids, top, strict=True), 1):
-            if other >= 0 and other not in entries:
-                entries[other] = Logprob(logprob=logprob, rank=position, decoded_token=self._token_text(other))
-        return entries
 
-    def _token_text(self, token: int) -> str | None:
-        if self._tokenizer is None:
-            return None
-        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
+def _entries(token: int, raw: RawLogprob, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """Return id -> Logprob of one position, the token that stands there first."""
+    chosen, rank, top_ids, top = raw
+    entries = {token: Logprob(logprob=chosen, rank=rank, decoded_token=_text(token, tokenizer))}
+    for position, (other, logprob) in enumerate(zip(top_ids, top, strict=True), 1):
+        if other >= 0 and other not in entries:
+            entries[other] = Logprob(logprob=logprob, rank=position, decoded_token=_text(other, tokenizer))
+    return entries
+
+
+def _text(token: int, tokenizer: Tokenizer | None) -> str | None:
+    return None if tokenizer is None else tokenizer.token_bytes(token).decode("utf-8", "replace")

@@ -20,6 +20,7 @@ from octavo.base.unicode import check_unicode
 from octavo.frontend.text.chat import ChatTemplate, Message
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.arrays import Int32Array, plain
+from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
 
@@ -37,7 +38,8 @@ class Intake:
 
     max_model_len: prompt and output tokens together. template: of chats, None where there is no tokenizer. max_logprobs:
     alternatives per token that may be asked for; None is no limit but the vocabulary. sampling: what takes the place of
-    SamplingParams' own defaults.
+    SamplingParams' own defaults. reports_logprobs: and not logits in their place. takes_functions: whether requests reach the
+    worker as they are, functions and all.
     """
 
     facts: ModelFacts
@@ -46,6 +48,8 @@ class Intake:
     template: ChatTemplate | None = None
     max_logprobs: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    reports_logprobs: bool = True
+    takes_functions: bool = False
 
     def request(
         self, prompt: Prompt, params: SamplingParams, *, key: int, priority: int = 0, cache_salt: str = ""
@@ -58,20 +62,52 @@ class Intake:
         text, ids, salt = self._read_prompt(prompt)
         if ids is None and text is not None:
             ids = self._encode(text)
-        ids = _listed(ids)
+        self._check_params(params)
+        ids = self._truncated(_listed(ids), params)
         room = self._room(len(ids))
         tokens = self._checked_ids(ids)
-        self._check_params(params)
         return Request(
             key=key,
             tokens=tokens,
             sampling=params,
             stop_ids=self._stop_ids(params),
+            bad_tokens=self._bad_tokens(params),
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             seed=int.from_bytes(os.urandom(8)) & _INT63 if params.seed is None else params.seed,
             priority=_checked_priority(priority),
             arrival=time.time(),
             cache_salt=_checked_salt(cache_salt or salt),
+        ), text
+
+    def pooling_request(
+        self, prompt: Prompt, params: PoolingParams, *, key: int, priority: int = 0
+    ) -> tuple[Request, str | None]:
+        """Return a request for a vector, and the prompt's text, if it came as text. Raises InvalidRequestError."""
+        if not isinstance(params, PoolingParams):
+            raise InvalidRequestError(f"expected PoolingParams, not {type(params).__name__}", field="pooling_params")
+        if params.dimensions is not None and params.dimensions > self.facts.hidden_size:
+            raise InvalidRequestError(
+                f"dimensions must be between 1 and {self.facts.hidden_size}, not {params.dimensions}",
+                field="dimensions",
+            )
+        text, ids, salt = self._read_prompt(prompt)
+        ids = _listed(self._encode(text) if ids is None and text is not None else ids)
+        if len(ids) > self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(ids)} tokens, but may have {self.max_model_len} (max_model_len)", field="prompt"
+            )
+        tokens = self._checked_ids(ids)
+        return Request(
+            key=key,
+            tokens=tokens,
+            sampling=SamplingParams(max_tokens=None),
+            stop_ids=(),
+            max_tokens=0,
+            seed=0,
+            priority=_checked_priority(priority),
+            arrival=time.time(),
+            cache_salt=_checked_salt(salt),
+            pooling=params,
         ), text
 
     def chat(
@@ -148,16 +184,43 @@ class Intake:
             raise InvalidRequestError(f"expected SamplingParams, not {type(params).__name__}", field="sampling_params")
         if self.tokenizer is None and params.stop:
             raise InvalidRequestError("stop strings need a tokenizer; use stop_token_ids", field="stop")
+        if self.tokenizer is None and params.bad_words:
+            raise InvalidRequestError("bad_words need a tokenizer; use logit_bias", field="bad_words")
+        if params.logits_processors and not self.takes_functions:
+            raise UnsupportedError(
+                "logits_processors of a request work with LLM on one rank only: functions do not cross processes; name a "
+                "class by the engine's option logits_processors instead",
+                field="logits_processors",
+            )
         vocab = self.facts.vocab_size
-        for token in params.stop_token_ids:
-            if token >= vocab:
-                raise InvalidRequestError(
-                    f"stop_token_ids: {token} is not in the vocabulary, 0 to {vocab - 1}", field="stop_token_ids"
-                )
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": params.allowed_token_ids,
+            "logit_bias": params.logit_bias,
+        }
+        for name, ids in named.items():
+            highest = max(ids or (0,))
+            if highest >= vocab:
+                raise InvalidRequestError(f"{name}: {highest} is not in the vocabulary, 0 to {vocab - 1}", field=name)
         limit = vocab if self.max_logprobs is None else min(self.max_logprobs, vocab)
-        wanted = vocab if params.logprobs == -1 else params.logprobs
-        if wanted is not None and wanted > limit:
-            raise InvalidRequestError(f"logprobs must be at most {limit}, not {params.logprobs}", field="logprobs")
+        for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+            if asked is not None and (vocab if asked == -1 else asked) > limit:
+                raise InvalidRequestError(f"{name} must be at most {limit}, not {asked}", field=name)
+
+    def _truncated(self, ids: Sequence[Any], params: SamplingParams) -> Sequence[Any]:
+        keep = params.truncate_prompt_tokens
+        if keep == -1:
+            keep = max(1, self.max_model_len - (params.max_tokens or 1))
+        return ids if keep is None else ids[-keep:]
+
+    def _bad_tokens(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the ways to write the bad words: at the beginning of a text, and behind a space."""
+        tokenizer = self.tokenizer
+        if tokenizer is None or not params.bad_words:
+            return ()
+        spelled = [form for word in params.bad_words for form in (word.lstrip() or word, f" {word.lstrip()}")]
+        ways = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spelled]
+        return tuple(dict.fromkeys(way for way in ways if way))
 
     def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
         own = self.facts.eos_token_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +13,14 @@ from typing import Any, TypeVar
 from octavo.base.errors import InvalidRequestError, QueueFullError, ShuttingDownError
 from octavo.engine.client import EngineClient
 from octavo.engine.streams import Inbox
+from octavo.frontend.beams import BeamSearch, BeamSearchOutput, BeamSearchParams, next_logprobs
 from octavo.frontend.collect import Collector, OutputKind
 from octavo.frontend.intake import Intake, Prompt
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.vectors import PoolingRequestOutput, VectorCollector
 from octavo.protocol.control import ResetPrefixCache
-from octavo.protocol.output import EngineStats, RequestOutput
+from octavo.protocol.output import EngineStats, Logprob
+from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
 
@@ -37,7 +41,11 @@ class RequestStream:
     """
 
     def __init__(
-        self, client: EngineClient, request: Request, collector: Collector, ended: Callable[[int], None]
+        self,
+        client: EngineClient,
+        request: Request,
+        collector: Collector | VectorCollector,
+        ended: Callable[[int], None],
     ) -> None:
         self.request_id = collector.request_id
         self.prompt = collector.prompt
@@ -59,7 +67,7 @@ class RequestStream:
     def __aiter__(self) -> RequestStream:
         return self
 
-    async def __anext__(self) -> RequestOutput:
+    async def __anext__(self) -> Any:
         """Return what is new: with kind "delta", choices that changed with only their new text, ids and logprobs."""
         while not self._closed:
             await self._news.wait()
@@ -138,25 +146,19 @@ class TextService:
         priority: int = 0,
         cache_salt: str = "",
         kind: OutputKind = "delta",
+        intake: Intake | None = None,
     ) -> RequestStream:
         """Tokenize, check and queue a request; return its stream of outputs.
 
         All errors of the request are raised here, before any output: InvalidRequestError naming the field (prompt,
         max_tokens, ...), QueueFullError, ShuttingDownError, EngineDeadError. `request_id` is only a label: two running
         requests may share it. kind: outputs hold what is new ("delta"), all so far ("cumulative"), or there is exactly
-        one output, the whole answer ("final").
+        one output, the whole answer ("final"). intake: what it is checked against, if not the service's own.
         """
-        self._check_admission()
-        self._preparing += 1
-        try:
-            key = self._client.new_key()
-            make = functools.partial(
-                self._intake.request, prompt, params, key=key, priority=priority, cache_salt=cache_salt
-            )
-            request, text = await self._run(make, _num_characters(prompt))
-        finally:
-            self._preparing -= 1
-        self._check_admission()
+        make = functools.partial(
+            (intake or self._intake).request, prompt, params, priority=priority, cache_salt=cache_salt
+        )
+        request, text = await self._prepare(make, _num_characters(prompt))
         collector = Collector(
             request,
             request_id=request_id or f"req-{uuid.uuid4().hex}",
@@ -165,8 +167,47 @@ class TextService:
             kind=kind,
         )
         stream = RequestStream(self._client, request, collector, self._forget)
-        self._streams[key] = stream
+        self._streams[request.key] = stream
         return stream
+
+    async def encode(
+        self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None, priority: int = 0
+    ) -> PoolingRequestOutput:
+        """Return the vector of a prompt. Raises what `generate` raises; what the engine refuses is in the output's `error`."""
+        make = functools.partial(self._intake.pooling_request, prompt, params, priority=priority)
+        request, _ = await self._prepare(make, _num_characters(prompt))
+        collector = VectorCollector(request, params, request_id=request_id or f"pool-{uuid.uuid4().hex}")
+        stream = RequestStream(self._client, request, collector, self._forget)
+        self._streams[request.key] = stream
+        async with stream:
+            outputs: list[Any] = [output async for output in stream]
+        return outputs[-1]
+
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, *, request_id: str | None = None, priority: int = 0
+    ) -> BeamSearchOutput:
+        """Search for the likeliest continuations of a prompt. Raises what `generate` raises, and GenerationError."""
+        start = functools.partial(BeamSearch.start, self._intake, prompt, params)
+        search = await self._run(start, _num_characters(prompt))
+        # What users may ask for does not limit what the search needs.
+        intake = dataclasses.replace(self._intake, max_logprobs=None)
+
+        async def one_token(tokens: list[int]) -> Mapping[int, Logprob]:
+            stream = await self.generate(
+                tokens, search.one_token, request_id=request_id, priority=priority, kind="final", intake=intake
+            )
+            async with stream:
+                return next_logprobs([output async for output in stream][-1])
+
+        while not search.finished:
+            tasks = [asyncio.ensure_future(one_token(tokens)) for tokens in search.prompts]
+            try:
+                search.extend(await asyncio.gather(*tasks))
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return search.output()
 
     async def chat_prompt(
         self,
@@ -258,6 +299,19 @@ class TextService:
         if self._intake.template is not None:
             self._intake.template.stop()
         self._client.disconnect()
+
+    async def _prepare(
+        self, make: Callable[..., tuple[Request, str | None]], num_characters: int
+    ) -> tuple[Request, str | None]:
+        """Tokenize and check a request, which counts as waiting meanwhile. make: is given its `key`."""
+        self._check_admission()
+        self._preparing += 1
+        try:
+            made = await self._run(functools.partial(make, key=self._client.new_key()), num_characters)
+        finally:
+            self._preparing -= 1
+        self._check_admission()
+        return made
 
     def _check_admission(self) -> None:
         if self._client.dead is not None:

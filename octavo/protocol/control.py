@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -24,7 +24,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call"):
     arguments: bytes = b"\x90"
 
 
-Command = ResetPrefixCache | Barrier | Call
+class Apply(msgspec.Struct, frozen=True, kw_only=True, tag="apply"):
+    """Call a function with the worker. Functions cross no process: for workers in the engine's own only."""
+
+    function: Any
+
+
+Command = ResetPrefixCache | Barrier | Call | Apply
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):

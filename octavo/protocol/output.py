@@ -58,6 +58,18 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     failed_rows: int = 0
 
 
+class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of prompts' tokens. r rows, t tokens.
+
+    keys: int64 [r]. firsts: int32 [r], the place in the prompt of a row's first token. offsets: int32 [r + 1].
+    """
+
+    keys: Int64Array
+    firsts: Int32Array
+    offsets: Int32Array
+    logprobs: TokenLogprobs
+
+
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
     """All that one committed step tells one frontend, in flat arrays. r rows, t tokens.
 
@@ -74,6 +86,7 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, tag="delta"):
     logprobs: TokenLogprobs | None = None
     vector_keys: Int64Array = msgspec.field(default_factory=int64)
     vectors: Float32Array | None = None
+    scores: PromptScores | None = None
     starts: tuple[Start, ...] = ()
     finishes: tuple[Finish, ...] = ()
     acks: tuple[Ack, ...] = ()
@@ -134,11 +147,15 @@ class RequestMetrics:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """A request's answer, so far or final. num_cached_tokens: prompt tokens that were not computed again."""
+    """A request's answer, so far or final. num_cached_tokens: prompt tokens that were not computed again.
+
+    prompt_logprobs: of the prompt's tokens that are computed, id -> Logprob, the token itself first; None for the first.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     num_cached_tokens: int = 0

@@ -16,6 +16,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     key: unique for the life of the engine; the frontend's own number, never the user's id.
     tokens: int32 prompt ids, not empty, all inside the vocabulary.
     stop_ids: every id that ends generation (the model's and the user's), already resolved by the frontend.
+    bad_tokens: the token sequences of the bad words, also resolved there; the last token of one never completes it.
     max_tokens: tokens to generate at most per choice, already clamped to the context.
     seed: of the counter-based random numbers; choice i and position p make the rest of the key.
     priority: lower runs first under the priority policy. arrival: seconds since the epoch.
@@ -30,6 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     stop_ids: tuple[int, ...]
     max_tokens: int
     seed: int
+    bad_tokens: tuple[tuple[int, ...], ...] = ()
     priority: int = 0
     arrival: float = 0.0
     cache_salt: str = ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.base.errors import InvalidRequestError
@@ -11,116 +13,233 @@ from octavo.base.unicode import check_unicode
 from octavo.protocol.arrays import plain
 
 MAX_CHOICES = 16384
-MAX_STOP_STRINGS = 64
-MAX_STOP_TOKEN_IDS = 512
+# Entries of each list of a request: what is checked and kept per sequence stays small.
+MAX_LISTED = {"stop": 64, "stop_token_ids": 512, "bad_words": 256, "logit_bias": 4096, "logits_processors": 16}
+# What vLLM's parameters have and these have not, and why; a value other than None is an UnsupportedError.
+REFUSED = {
+    "structured_outputs": "grammars are not supported yet",
+    "thinking_token_budget": "thinking budgets are not supported yet",
+    "repetition_detection": "not supported yet; a frequency_penalty keeps texts from repeating themselves",
+    "logprob_token_ids": "not supported yet; logprobs=-1 reports every token",
+    "prompt_logprob_token_ids": "not supported yet; prompt_logprobs=-1 reports every token",
+    "prompt_logprob_start": "not supported yet; prompt_logprobs reports the whole prompt",
+    "trace_decode_token_ids": "not supported yet; prompt_logprobs gives the log-probabilities of a known text",
+    "routed_experts_prompt_start": "which experts a token went to is not reported",
+    "watermarking": "texts are not watermarked",
+}
 # Temperatures below this are greedy: dividing by them would overflow float32 logits.
 GREEDY_BELOW = 1e-5
 _INT63 = 2**63 - 1
+_INT31 = 2**31 - 1
 
 
-@checked_names("sampling parameter")
+class RequestOutputKind(enum.StrEnum):
+    """What a streamed output holds: all so far, what is new, or there is one output, the whole answer."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+    FINAL_ONLY = "final"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberRange:
+    """What a number may be: from `low`, or above it where `open_low`, to `high`."""
+
+    low: float
+    high: float
+    whole: bool = False
+    open_low: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise InvalidRequestError naming the field if the value is no number of this range."""
+        if not isinstance(value, int if self.whole else (int, float)) or isinstance(value, bool):
+            raise InvalidRequestError(
+                f"{name} must be a {'whole ' if self.whole else ''}number, not {value!r}", field=name
+            )
+        # Written so that NaN is in no range, and no whole number too large for a float.
+        if not (self.low < value <= self.high if self.open_low else self.low <= value <= self.high):
+            low, high = (f"{end}" if self.whole else f"{end:g}" for end in (self.low, self.high))
+            span = f"in ({low}, {high}]" if self.open_low else f"between {low} and {high}"
+            raise InvalidRequestError(f"{name} must be {span}, not {value}", field=name)
+
+
+def _whole(default: int | None, low: int, high: int = _INT31) -> Any:
+    return field(default=default, metadata={"range": NumberRange(low=low, high=high, whole=True)})
+
+
+def _real(default: float, low: float, high: float, *, open_low: bool = False) -> Any:
+    return field(default=default, metadata={"range": NumberRange(low=low, high=high, open_low=open_low)})
+
+
+@checked_names("sampling parameter", REFUSED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Parameters of one request's generation; out-of-range values raise InvalidRequestError naming the field.
 
     n: choices per prompt. temperature: 0 is greedy. top_p in (0, 1]. top_k: 0 or -1 is off. min_p in [0, 1].
-    seed: None draws one. max_tokens: None goes to the end of the context. stop: strings that end the text.
+    presence_penalty, frequency_penalty: taken from the logits of tokens of the output, once, and for each time.
+    repetition_penalty: divides what favours tokens of prompt and output. logit_bias: id -> number added to its logit.
+    allowed_token_ids: no other is chosen. bad_words: texts that do not come into being.
+    seed: None or -1 draws one. max_tokens: None goes to the end of the context. stop: strings that end the text.
     stop_token_ids: ids that end it besides the model's own. ignore_eos: the model's own ids do not end it.
-    logprobs: alternatives reported per token (0: the chosen one only; None: off; -1: all).
-    detokenize: False leaves `text` empty.
+    logprobs: alternatives reported per token (0: the chosen one only; None: off; -1: all). prompt_logprobs: the same of
+    the prompt's tokens, which is then computed whole. detokenize: False leaves `text` empty. output_kind: of `AsyncLLM`.
+    stream_interval: tokens that a streamed output waits for, after the first. truncate_prompt_tokens: only the last so many
+    tokens of the prompt count; -1: as many as fit beside the output. skip_reading_prefix_cache: compute the whole prompt.
+    logits_processors: functions (output ids, logits) or (prompt ids, output ids, logits) -> logits, one row; `LLM` only.
+    extra_args: what logits processors of the engine are told.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
+    n: int = _whole(1, 1, MAX_CHOICES)
+    temperature: float = _real(1.0, 0.0, 100.0)
+    top_p: float = _real(1.0, 0.0, 1.0, open_low=True)
+    top_k: int = _whole(0, -1)
+    min_p: float = _real(0.0, 0.0, 1.0)
+    presence_penalty: float = _real(0.0, -2.0, 2.0)
+    frequency_penalty: float = _real(0.0, -2.0, 2.0)
+    repetition_penalty: float = _real(1.0, 0.0, 100.0, open_low=True)
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    seed: int | None = _whole(None, -_INT63, _INT63)
+    max_tokens: int | None = _whole(16, 1)
+    min_tokens: int = _whole(0, 0)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logprobs: int | None = None
+    spaces_between_special_tokens: bool = True
+    logprobs: int | None = _whole(None, -1)
+    prompt_logprobs: int | None = _whole(None, -1)
+    flat_logprobs: bool = False
     detokenize: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = _whole(None, 1)
+    truncate_prompt_tokens: int | None = _whole(None, -1)
+    skip_reading_prefix_cache: bool = False
+    logits_processors: tuple[Any, ...] = ()
+    extra_args: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _normalize(self)
-        _whole("n", self.n, 1, MAX_CHOICES)
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _whole("top_k", self.top_k, -1, 2**31 - 1)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            _whole("seed", self.seed, -_INT63, _INT63)
-        if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        for name, span in _RANGES:
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                span.check(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})", field="min_tokens"
             )
-        if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, -1, 2**31 - 1)
-        _check_stops(self)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be true or false, not {getattr(self, name)!r}", field=name)
+        _check_texts(self)
+        _check_ids(self)
+        _check_bias(self)
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True; use stop_token_ids instead", field="stop")
+        if not isinstance(self.logits_processors, tuple) or not all(map(callable, self.logits_processors)):
+            raise InvalidRequestError("logits_processors must be a list of functions", field="logits_processors")
+        _check_number_of("logits_processors", self.logits_processors, "functions")
+        if self.extra_args is not None and not isinstance(self.extra_args, Mapping):
+            raise InvalidRequestError("extra_args must be a dictionary", field="extra_args")
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError(
+                "truncate_prompt_tokens must be at least 1, or -1", field="truncate_prompt_tokens"
+            )
 
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
+    @property
+    def penalized(self) -> bool:
+        """Whether tokens that have come before count."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+
+_RANGES: tuple[tuple[str, NumberRange], ...] = tuple(
+    (declared.name, declared.metadata["range"]) for declared in fields(SamplingParams) if declared.metadata
+)
+_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "truncate_prompt_tokens")
+_SWITCHES = tuple(one.name for one in fields(SamplingParams) if isinstance(one.default, bool))
+_TUPLES = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
+
 
 def _normalize(params: SamplingParams) -> None:
-    """Turn the spellings users know (a lone stop string, lists, numpy's numbers) into ours."""
+    """Turn the spellings users know (a lone stop string, lists, numpy's numbers, numbers as JSON's keys) into ours."""
     for declared in fields(params):
         given = getattr(params, declared.name)
         if (own := plain(given)) is not given:
             object.__setattr__(params, declared.name, own)
-    stop: Any = params.stop
-    if stop is None or isinstance(stop, str):
-        object.__setattr__(params, "stop", (stop,) if stop is not None else ())
-    elif isinstance(stop, list):
-        object.__setattr__(params, "stop", tuple(stop))
-    ids: Any = params.stop_token_ids
-    if ids is None or isinstance(ids, list):
-        object.__setattr__(params, "stop_token_ids", tuple(ids or ()))
-
-
-def _check_stops(params: SamplingParams) -> None:
-    stops: Any = params.stop
-    if not isinstance(stops, tuple) or not all(isinstance(s, str) and s for s in stops):
-        raise InvalidRequestError("stop must be a non-empty string or a list of them", field="stop")
-    for text in stops:
-        check_unicode(text, "stop")
-    if len(stops) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, not {len(stops)}", field="stop")
-    ids: Any = params.stop_token_ids
-    if not isinstance(ids, tuple) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise InvalidRequestError("stop_token_ids must be a list of token ids >= 0", field="stop_token_ids")
-    if len(ids) > MAX_STOP_TOKEN_IDS:
+    for name in _TUPLES:
+        value: Any = getattr(params, name)
+        if isinstance(value, str):
+            object.__setattr__(params, name, (value,))
+        elif isinstance(value, list):
+            object.__setattr__(params, name, tuple(value))
+        elif value is None and name != "allowed_token_ids":
+            object.__setattr__(params, name, ())
+    if params.seed == -1:
+        object.__setattr__(params, "seed", None)
+    try:
+        object.__setattr__(params, "output_kind", RequestOutputKind(params.output_kind))
+    except ValueError as error:
+        allowed = ", ".join(RequestOutputKind)
         raise InvalidRequestError(
-            f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids, not {len(ids)}", field="stop_token_ids"
+            f"output_kind must be one of {allowed}, not {params.output_kind!r}", field="output_kind"
+        ) from error
+    bias: Any = params.logit_bias
+    if isinstance(bias, Mapping) and any(isinstance(key, str) for key in bias):
+        read = {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in bias.items()}
+        object.__setattr__(params, "logit_bias", read)
+
+
+def _check_texts(params: SamplingParams) -> None:
+    for name in ("stop", "bad_words"):
+        texts: Any = getattr(params, name)
+        if not isinstance(texts, tuple) or not all(isinstance(text, str) and text for text in texts):
+            raise InvalidRequestError(f"{name} must be a non-empty string or a list of them", field=name)
+        for text in texts:
+            check_unicode(text, name)
+        _check_number_of(name, texts, "strings")
+
+
+def _check_ids(params: SamplingParams) -> None:
+    allowed: Any = params.allowed_token_ids
+    for name, ids in (
+        ("stop_token_ids", params.stop_token_ids),
+        ("allowed_token_ids", () if allowed is None else allowed),
+    ):
+        if not isinstance(ids, tuple) or not all(map(_is_id, ids)):
+            raise InvalidRequestError(f"{name} must be a list of token ids >= 0", field=name)
+    _check_number_of("stop_token_ids", params.stop_token_ids, "ids")
+    if allowed == ():
+        raise InvalidRequestError(
+            "allowed_token_ids must name at least one id, or be left out", field="allowed_token_ids"
         )
 
 
-def _whole(name: str, value: Any, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequestError(f"{name} must be a whole number, not {value!r}", field=name)
-    if not low <= value <= high:
-        raise InvalidRequestError(f"{name} must be between {low} and {high}, not {value}", field=name)
+def _check_bias(params: SamplingParams) -> None:
+    bias: Any = params.logit_bias
+    if bias is None:
+        return
+    if not isinstance(bias, Mapping) or not all(map(_is_id, bias)):
+        raise InvalidRequestError("logit_bias must map token ids >= 0 to numbers", field="logit_bias")
+    _check_number_of("logit_bias", bias, "ids")
+    for value in bias.values():
+        _BIAS.check("logit_bias", value)
 
 
-def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise InvalidRequestError(f"{name} must be a number, not {value!r}", field=name)
-    # Written so that NaN is in no range, and no whole number too large for a float.
-    if not (low < value <= high if open_low else low <= value <= high):
-        span = f"in ({low:g}, {high:g}]" if open_low else f"between {low:g} and {high:g}"
-        raise InvalidRequestError(f"{name} must be {span}, not {value}", field=name)
+_BIAS = NumberRange(low=-100.0, high=100.0)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _check_number_of(name: str, listed: Any, what: str) -> None:
+    if len(listed) > MAX_LISTED[name]:
+        raise InvalidRequestError(f"{name} takes at most {MAX_LISTED[name]} {what}, not {len(listed)}", field=name)

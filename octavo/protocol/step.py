@@ -40,6 +40,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     stop_ids: tuple[int, ...]
     sampling: SamplingParams
+    bad_tokens: tuple[tuple[int, ...], ...] = ()
     pooling: PoolingParams | None = None
     num_encoder: int = 0
     encoder_tokens: Int32Array = msgspec.field(default_factory=int32)
@@ -61,7 +62,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     id: counts up by one. slots: int32 [n]. starts: int32 [n], first position computed, or FROM_DEVICE: go on from the
     device's own length (its last token and any drafts). counts: int32 [n], positions granted, an upper bound for
     FROM_DEVICE rows. samples: bool [n], whether the row's last position gives tokens. pools: int32, the rows that give a
-    vector; each is a whole prompt.
+    vector; each is a whole prompt. scores: int32, the rows whose tokens are of a prompt of which log-probabilities are asked.
     admissions: before the rows. releases: int32, slots given back; their table rows are dead.
     table: int32 [m, 4] of (group, slot, column, page) written before the rows; column = block index * pages per block + j.
     copies_before, copies_after: int32 [k, 4] of (from place, from page, to place, to page), done in order.
@@ -74,6 +75,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     counts: Int32Array = msgspec.field(default_factory=int32)
     samples: BoolArray = msgspec.field(default_factory=lambda: np.zeros(0, np.bool_))
     pools: Int32Array = msgspec.field(default_factory=int32)
+    scores: Int32Array = msgspec.field(default_factory=int32)
     admissions: tuple[Admission, ...] = ()
     releases: Int32Array = msgspec.field(default_factory=int32)
     table: Int32Array = msgspec.field(default_factory=lambda: rows32([], 4))
@@ -111,6 +113,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     offsets: int32 [s + 1] into ids. ids: int32 [t], 0..k sampled tokens a row. draft_offsets, draft_ids: the same for the
     drafts proposed for the next step (None: no drafter). vectors: float32 [p, d], of the plan's `pools`, in order.
+    scores: of the plan's `scores`, in order: of the prompt's tokens behind each position of the row.
     finished, failed: tickets of transfers that ended.
     """
 
@@ -121,6 +124,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     draft_ids: Int32Array | None = None
     logprobs: TokenLogprobs | None = None
     vectors: Float32Array | None = None
+    scores: TokenLogprobs | None = None
     errors: tuple[RowError, ...] = ()
     finished: tuple[int, ...] = ()
     failed: tuple[int, ...] = ()

@@ -18,9 +18,9 @@ from octavo.nn.decoder import EncoderDecoder
 from octavo.nn.parallel.collectives import broadcast
 from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.arrays import Int32Array, int32
-from octavo.protocol.control import Ack, Call, Control
+from octavo.protocol.control import Ack, Apply, Call, Control
 from octavo.protocol.pooling import PoolingParams
-from octavo.protocol.step import RowError, StepPlan, StepResult
+from octavo.protocol.step import RowError, StepPlan, StepResult, TokenLogprobs
 from octavo.worker.batch import (
     Batch,
     SamplingBatch,
@@ -39,7 +39,8 @@ from octavo.worker.memory import pool_bytes
 from octavo.worker.pages import PagePool
 from octavo.worker.pooling import pool
 from octavo.worker.results import Finish, Pending
-from octavo.worker.sampling.logprobs import token_logprobs
+from octavo.worker.sampling.logprobs import prompt_logprobs, sampled_logprobs
+from octavo.worker.sampling.processors import load_processors
 from octavo.worker.sampling.rows import SlotArray
 from octavo.worker.sampling.sampler import sample
 from octavo.worker.slots import Slots
@@ -51,6 +52,11 @@ from octavo.worker.warmup import kept_back, why_no_graphs
 Assemble = Callable[..., AssembledModel]
 # An empty msgpack list.
 _NO_ARGUMENTS = b"\x90"
+# Why a row has no token, by whether the model's logits were finite.
+_WHY = {
+    True: "no token is left to choose from: what the request forbids or allows excludes them all",
+    False: "the model's logits are not finite",
+}
 
 
 class ModelRunner:
@@ -110,7 +116,9 @@ class ModelRunner:
         spec = self.spec
         self.pool = PagePool(geometry, num_pages, self.device, self._kernels.page_copy)
         self.ledger.charge("pool")
-        self.slots = Slots(spec.max_num_seqs, spec.max_model_len, spec.checkpoint.facts.vocab_size, self.pool)
+        vocab_size, size = spec.checkpoint.facts.vocab_size, spec.max_num_seqs
+        processors = load_processors(spec.logits_processors, vocab_size, size, self.device.torch_device)
+        self.slots = Slots(size, spec.max_model_len, vocab_size, self.pool, processors)
         self._staging = Staging(self.device, 4 * (spec.max_num_seqs + 1))
         self.ledger.charge("slots")
         if self._no_graphs is None:
@@ -133,7 +141,7 @@ class ModelRunner:
         """Queue everything a plan says, in order: slots, copies, transfers, controls, encoder, rows, copies."""
         changes = self.slots.stage(plan)
         rows = self._rows(plan)
-        found = None if rows is None or plan.dummy or len(plan.pools) else self._graph_for(rows)
+        found = None if rows is None or plan.dummy or len(plan.pools) or len(plan.scores) else self._graph_for(rows)
         numbers, shape, picked = np.zeros(0, np.int64), None, list[np.ndarray]()
         if rows is not None:
             shape = shape_of(rows, self.slots, self.pool) if found is None else found[0]
@@ -194,6 +202,9 @@ class ModelRunner:
         if plan.dummy:
             return lambda: StepResult(plan=plan.id)
         tokens = self._tokens(plan, rows, batch, hidden, index)
+        if len(plan.scores) and self.mesh.ends:
+            scores = self._scores(plan, rows, hidden)
+            return lambda: msgspec.structs.replace(tokens(), scores=scores)
         if len(plan.pools) and self.mesh.samples:
             return self._with_vectors(plan, rows, hidden, tokens)
         return tokens
@@ -231,18 +242,37 @@ class ModelRunner:
             self._append(batch, shared[0], shared[1].bool())
             return lambda: StepResult(plan=plan.id)
         sampled = sample(logits, self.slots.sampling, batch.slots, batch.positions)
-        chosen = torch.stack((sampled.ids, sampled.ok))
-        self._share(chosen)
+        self._share(torch.stack((sampled.ids, sampled.ok)))
         self._append(batch, sampled.ids, sampled.ok)
-        wanted = self.slots.sampling.num_logprobs[batch.slots]
-        if (wanted < 0).all():
-            fetched = self._staging.fetch(chosen)
-            return lambda: _tokens_of(plan, batch.sampling, fetched.numpy())
-        # Log-probabilities are worked out from the ids on the host: whoever asks for them waits for the device here.
-        found = chosen.cpu().numpy()
-        ok, result = found[1] > 0, _tokens_of(plan, batch.sampling, found)
-        logprobs = token_logprobs(logits if ok.all() else logits[sampled.ok], result.ids, wanted[ok])
-        return lambda: msgspec.structs.replace(result, logprobs=logprobs)
+        # A row that failed though the model's own logits were sound was left without a choice by its request.
+        sound = sampled.ok if sampled.logits is logits else logits.amax(1).isfinite()
+        chosen = self._staging.fetch(torch.stack((sampled.ids, sampled.ok, sound)))
+        logprobs: TokenLogprobs | None = None
+        if (self.slots.sampling.num_logprobs[batch.slots] >= 0).any():
+            # Worked out from the ids on the host: whoever asks for them waits for the device here.
+            logprobs = sampled_logprobs(logits, sampled, self.slots.sampling, batch.slots, self.spec.logprobs_mode)
+        return lambda: msgspec.structs.replace(_tokens_of(plan, batch.sampling, chosen.numpy()), logprobs=logprobs)
+
+    def _scores(self, plan: StepPlan, rows: StepRows, hidden: Tensor) -> TokenLogprobs | None:
+        """Return the log-probabilities of the prompts' tokens behind those of the plan's `scores`. hidden: [T, N]."""
+        kept, slots = self.slots.sampling, rows.slots[plan.scores]
+        starts = rows.starts[plan.scores]
+        numbers = np.minimum(plan.counts[plan.scores], np.maximum(kept.num_prompt[slots] - 1 - starts, 0))
+        within = np.arange(numbers.sum()) - np.repeat(numbers.cumsum() - numbers, numbers)
+        firsts = rows.query_starts[plan.scores]
+        behind = np.repeat(starts, numbers) + within + 1
+        places, owners, positions = (
+            torch.from_numpy(part).to(hidden.device)
+            for part in (np.repeat(firsts, numbers) + within, np.repeat(slots, numbers), behind)
+        )
+        return prompt_logprobs(
+            self.model.compute_logits,
+            hidden[places],
+            kept.history[owners, positions].cpu().numpy(),
+            np.repeat(kept.num_prompt_logprobs[slots], numbers) if self.mesh.samples else np.full(len(within), -1),
+            norm=self.spec.logprobs_mode.endswith("logprobs"),
+            vocab_size=kept.vocab_size,
+        )
 
     def _with_vectors(self, plan: StepPlan, rows: StepRows, hidden: Tensor, tokens: Finish) -> Finish:
         """Add the vectors of the rows that pool. hidden: [T, N]."""
@@ -264,6 +294,8 @@ class ModelRunner:
     def _control(self, control: Control) -> Ack:
         """Obey a control message. A barrier is nothing but its acknowledgement; the prefix cache is the engine's own."""
         command, refusal = control.command, ""
+        if isinstance(command, Apply):
+            command.function(self)
         if not isinstance(command, Call):
             return Ack(ticket=control.ticket)
         # Not kept: a worker that is in no ring gives its memory back as soon as it is let go.
@@ -285,14 +317,16 @@ class ModelRunner:
 
 
 def _tokens_of(plan: StepPlan, sampling: SlotArray, chosen: np.ndarray) -> StepResult:
-    """Return the result of the rows that sampled. chosen: int64 [2, S] of ids and whether they count."""
-    ok = chosen[1] > 0
+    """Return the result of the rows that sampled. chosen: int64 [3, S] of ids, whether they count, and whether the model's
+    logits were finite; without the last, ids that do not count are those of other logits.
+    """  # fmt: skip
+    ok, sound = chosen[1] > 0, chosen[-1] > 0
     ids: Int32Array = chosen[0, ok].astype(np.int32)
     return StepResult(
         plan=plan.id,
         offsets=int32([0, *ok.cumsum().tolist()]),
         ids=ids,
-        errors=tuple(RowError(row=int(row), message="the model's logits are not finite") for row in sampling[~ok]),
+        errors=tuple(RowError(row=int(sampling[row]), message=_WHY[bool(sound[row])]) for row in np.flatnonzero(~ok)),
     )
 
 

@@ -17,6 +17,7 @@ from octavo.protocol.arrays import Int32Array
 from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.step import Admission, StepPlan
 from octavo.worker.pages import PagePool
+from octavo.worker.sampling.processors import LogitsProcessor
 from octavo.worker.sampling.rows import SamplingRows, SlotArray
 
 _FREE = -1
@@ -31,7 +32,14 @@ class Slots:
     device's; generations, -1 if free.
     """
 
-    def __init__(self, num_slots: int, max_model_len: int, vocab_size: int, pool: PagePool) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_model_len: int,
+        vocab_size: int,
+        pool: PagePool,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
         device = pool.memory.device
         self.void = num_slots
         self.scratch = pool.scratch
@@ -53,8 +61,8 @@ class Slots:
         self.encoder_lengths = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         self.encoder_bounds = np.zeros(num_slots, np.int64)
         self.pooling: dict[int, PoolingParams] = {}
-        self.sampling = SamplingRows(num_slots + 1, vocab_size, device)
         self.bounds = np.zeros(num_slots, np.int64)
+        self.sampling = SamplingRows(self.history, self.bounds, vocab_size, processors)
         self.generations = np.full(num_slots, _FREE, np.int64)
 
     @property

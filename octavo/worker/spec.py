@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.checkpoint.record import Checkpoint
+from octavo.config.model import LogprobsMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,7 @@ class WorkerSpec:
     memory_utilization: share of device memory that may be used. device: a device name, or "auto". threads: of the tensor
     library on the host, in all ranks together; None leaves its default. tensor, pipeline: ranks on each axis. spread_experts:
     whole experts are spread over the tensor axis, instead of a part of each. enforce_eager: no step is recorded.
+    logits_processors: import paths of the engine's. logprobs_mode: see `LogprobsMode`.
     """
 
     checkpoint: Checkpoint
@@ -34,6 +36,8 @@ class WorkerSpec:
     pipeline: int = 1
     spread_experts: bool = False
     enforce_eager: bool = False
+    logits_processors: tuple[str, ...] = ()
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
     @property
     def num_ranks(self) -> int:

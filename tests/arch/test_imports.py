@@ -14,11 +14,16 @@ from tests.arch.sources import ROOT, TORCH_FREE
 PUBLIC = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "Logprob",
     "OctavoError",
     "RequestOutput",
+    "RequestOutputKind",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "EmbeddingRequestOutput",
     "SamplingParams",
 ]
 HEAVY = ("torch", "zmq", "starlette", "uvicorn", "transformers", "tokenizers", "numpy")

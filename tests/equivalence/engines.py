@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -21,7 +22,7 @@ from octavo.protocol.control import Control, ResetPrefixCache
 from octavo.protocol.output import EngineStats, RequestOutput
 from octavo.protocol.request import Abort
 from tests.equivalence.features import Scenario
-from tests.equivalence.models import PROMPTS, ids_of
+from tests.equivalence.models import PENALTIES, PROMPTS, ids_of, words
 from tests.equivalence.workload import Answer, Choice, Job
 from tests.server.harness import events_of, loopback
 
@@ -210,7 +211,15 @@ def _joined(outputs: list[RequestOutput]) -> Answer:
         ],
         cached=outputs[-1].num_cached_tokens,
         pieces=len(outputs),
+        prompt_logprobs=_prompt_logprobs(outputs[-1]),
     )
+
+
+def _prompt_logprobs(output: RequestOutput) -> list[float] | None:
+    if output.prompt_logprobs is None:
+        return None
+    pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    return [entries[token].logprob for token, entries in pairs if entries is not None]
 
 
 def _tokens(part: Any) -> Any:
@@ -219,20 +228,50 @@ def _tokens(part: Any) -> Any:
 
 async def _post(http: httpx.AsyncClient, job: Job, scenario: Scenario) -> Answer:
     params = job.params
-    names = ("n", "temperature", "seed", "max_tokens", "ignore_eos", "include_stop_str_in_output", "logprobs")
+    names = (
+        "n",
+        "temperature",
+        "seed",
+        "max_tokens",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "logprobs",
+        *PENALTIES,
+    )
     body: dict[str, Any] = {name: getattr(params, name) for name in names}
     body |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids), "priority": job.priority}
+    body |= {"allowed_token_ids": params.allowed_token_ids, "bad_words": params.bad_words}
+    body |= {"logit_bias": {str(index): value for index, value in (params.logit_bias or {}).items()}}
     body |= {"prompt": PROMPTS[job.prompt], "stream": scenario.stream}
+    if params.prompt_logprobs is not None:
+        # With an echo they come in a stream too.
+        body |= {"echo": True, "logprobs": params.logprobs or 0}
     if scenario.stream:
         body["stream_options"] = {"include_usage": True}
     async with http.stream("POST", "/v1/completions", json=body) as response:
         text = (await response.aread()).decode()
         assert response.status_code == 200, text
     if not scenario.stream:
-        return _decoded([json.loads(text)])
+        return _without_echo(job, _decoded([json.loads(text)]))
     events = events_of(text)
     assert events.pop() == "[DONE]"
-    return _decoded([json.loads(event) for event in events])
+    return _without_echo(job, _decoded([json.loads(event) for event in events]))
+
+
+def _without_echo(job: Job, answer: Answer) -> Answer:
+    """Take the prompt off an answer that begins with it."""
+    if job.params.prompt_logprobs is None:
+        return answer
+    prompt, choices = PROMPTS[job.prompt], list[Choice]()
+    for choice in answer.choices:
+        assert choice.text.startswith(words(prompt))
+        assert choice.logprobs is not None
+        text = choice.text.removeprefix(words(prompt))
+        own = None if job.params.logprobs is None else choice.logprobs[len(prompt) :]
+        choices.append(dataclasses.replace(choice, text=text, ids=ids_of(text), logprobs=own))
+    scores = answer.choices[0].logprobs
+    assert scores is not None
+    return dataclasses.replace(answer, choices=choices, prompt_logprobs=scores[1 : len(prompt)])
 
 
 def _decoded(bodies: list[dict[str, Any]]) -> Answer:
@@ -245,7 +284,7 @@ def _decoded(bodies: list[dict[str, Any]]) -> Answer:
         pieces = [part["logprobs"]["token_logprobs"] for part in parts if part["logprobs"] is not None]
         choices.append(
             Choice(
-                ids=ids_of(text),
+                ids=ids_of(text.replace("><", "> <")),
                 text=text,
                 finish_reason=parts[-1]["finish_reason"],
                 logprobs=[one for piece in pieces for one in piece] if pieces else None,

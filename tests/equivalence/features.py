@@ -17,7 +17,8 @@ class Scenario:
     batch: requests whose answers are compared. order: at-once, shuffled or staggered. warm: the same prompts once before.
     small_pool: so few pages that sequences are preempted. priorities: every request has its own. stream: pieces instead of
     whole answers. place: process, service or http. aborts: neighbours come and are aborted. sampling: greedy, seeded (at
-    temperature 1), or mixed. ending: what ends answers, length, token or string.
+    temperature 1), or mixed. penalized: what has come before counts against a token. ending: what ends answers: length, token
+    or string.
     """
 
     batch: int = 1
@@ -29,6 +30,7 @@ class Scenario:
     place: str = "process"
     aborts: bool = False
     sampling: str = "greedy"
+    penalized: bool = False
     ending: str = "length"
 
 
@@ -37,6 +39,7 @@ class Happened:
     """What an engine did in a case, as far as it can be seen. cached: prompt tokens that were not computed.
 
     tokens, pieces: of the compared answers, and outputs they came in. cut: neighbours aborted before they had finished.
+    scored: log-probabilities of every prompt came.
     """
 
     scenario: Scenario
@@ -45,6 +48,7 @@ class Happened:
     tokens: int
     pieces: int
     cut: int
+    scored: bool
 
 
 # Whether what a value is about took place: a feature that does nothing proves nothing.
@@ -85,7 +89,7 @@ FEATURES: dict[str, dict[str, Value]] = {
         "warm": Value(
             engine={"enable_prefix_caching": True},
             scenario={"warm": True},
-            proof=lambda happened: happened.cached > 0 or happened.scenario.small_pool,
+            proof=lambda happened: happened.cached > 0 or happened.scenario.small_pool or happened.scored,
         ),
     },
     "budget": _engine("max_num_batched_tokens", 512, 64, 33, 16),
@@ -130,7 +134,20 @@ FEATURES: dict[str, dict[str, Value]] = {
     },
     "choices": {str(n): Value(request={"n": n}) for n in (1, 3)},
     "sampling": _scenario("sampling", "greedy", "seeded", "mixed"),
+    "penalties": _scenario("penalized", False, True),
+    # They change nothing, and are applied all the same.
+    "masks": {
+        "off": Value(),
+        "on": Value(
+            request={"logit_bias": {0: 0.0}, "allowed_token_ids": (*range(151),), "bad_words": ("<150> <003>" * 3,)}
+        ),
+    },
     "logprobs": {"off": Value(), "on": Value(request={"logprobs": 2})},
+    "scores": {
+        "off": Value(),
+        # Then nothing is read from the cache.
+        "on": Value(request={"prompt_logprobs": 1}, proof=lambda happened: happened.scored),
+    },
     "ending": _scenario("ending", "length", "token", "string"),
 }
 

@@ -57,6 +57,9 @@ MAX_CHOICES = 3
 GREEDY_TIE, DRAWN_TIE = 1e-3, 1e-5
 
 
+PENALTIES = {"presence_penalty": 0.125, "frequency_penalty": -0.0625, "repetition_penalty": 1.25}
+
+
 def _prompts() -> tuple[list[int], ...]:
     """Prompts with common beginnings that end inside and at the end of blocks, and lengths around those of blocks."""
     stem, other = random_tokens(100, VOCAB, seed=100), random_tokens(16, VOCAB, seed=101)
@@ -125,9 +128,9 @@ class TinyModel:
     def _layers(self) -> Any:
         return assemble_folder(self.path).layers
 
-    @functools.cached_property
-    def expected(self) -> dict[tuple[int, int | None], Expected]:
-        """The oracle's answers by prompt and choice; choice None is greedy."""
+    @functools.cache  # noqa: B019 - as many models as rows
+    def expected(self, *, penalized: bool) -> dict[tuple[int, int | None], Expected]:
+        """Return the oracle's answers by prompt and choice; choice None is greedy."""
         keys = [(prompt, choice) for prompt in range(len(PROMPTS)) for choice in (None, *range(MAX_CHOICES))]
         texts = [list(PROMPTS[prompt]) for prompt, _ in keys]
         found = {key: Expected([], [], 0) for key in keys}
@@ -136,13 +139,27 @@ class TinyModel:
             rows = [row for row, (prompt, _) in enumerate(keys) if step < LONGEST_ANSWER or prompt in GROWERS]
             for row, logits in zip(rows, self._last_logits([texts[row] for row in rows]), strict=True):
                 prompt, choice = key = keys[row]
-                token, sure = _likeliest(logits) if choice is None else _drawn(logits, prompt, choice, len(texts[row]))
+                changed = _penalized(logits, texts[row], len(PROMPTS[prompt])) if penalized else logits
+                token, sure = (
+                    _likeliest(changed) if choice is None else _drawn(changed, prompt, choice, len(texts[row]))
+                )
                 certain[key] &= sure
                 texts[row].append(token)
                 one = found[key]
                 one.tokens.append(token)
                 one.logprobs.append(float(logits[token] - np.logaddexp.reduce(logits)))
                 found[key] = Expected(one.tokens, one.logprobs, one.num_certain + certain[key])
+        return found
+
+    @functools.cached_property
+    def prompt_logprobs(self) -> list[list[float]]:
+        """The oracle's log-probabilities of every prompt's tokens but the first."""
+        found: list[list[float]] = []
+        for prompt in PROMPTS:
+            with torch.inference_mode():
+                logits = self._oracle(torch.tensor([prompt]), use_cache=False).logits[0, :-1].double()
+            tokens = torch.tensor(prompt[1:], dtype=torch.int64)[:, None]
+            found.append(torch.log_softmax(logits, -1).gather(1, tokens)[:, 0].tolist())
         return found
 
     @torch.inference_mode()
@@ -152,6 +169,14 @@ class TinyModel:
         ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
         logits = self._oracle(ids, use_cache=False).logits
         return logits[torch.arange(len(texts)), torch.tensor([len(text) - 1 for text in texts])].double().numpy()
+
+
+def _penalized(logits: np.ndarray, text: list[int], num_prompt: int) -> np.ndarray:
+    """Apply PENALTIES as their definition says."""
+    counts = np.bincount(text[num_prompt:], minlength=len(logits))
+    seen, repetition = np.bincount(text, minlength=len(logits)) > 0, PENALTIES["repetition_penalty"]
+    changed = np.where(seen, np.where(logits > 0, logits / repetition, logits * repetition), logits)
+    return changed - PENALTIES["frequency_penalty"] * counts - PENALTIES["presence_penalty"] * (counts > 0)
 
 
 def _likeliest(logits: np.ndarray) -> tuple[int, bool]:

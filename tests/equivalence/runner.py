@@ -110,6 +110,7 @@ class Runner:
             tokens=sum(len(choice.ids) for _, answer in compared for choice in answer.choices),
             pieces=sum(answer.pieces for _, answer in compared),
             cut=sum(answer is None for _, answer in answers),
+            scored=all(answer.prompt_logprobs is not None for _, answer in compared),
         )
         wrong += [f"{name} did not show: {happened}" for name, value in case.chosen if not value.proof(happened)]
         return wrong

@@ -13,6 +13,7 @@ from tests.equivalence.models import (
     GROWERS,
     GROWN,
     LONGEST_ANSWER,
+    PENALTIES,
     PROMPTS,
     Expected,
     TinyModel,
@@ -44,11 +45,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a job got. cached: prompt tokens that were not computed. pieces: outputs it came in."""
+    """What a job got. cached: prompt tokens that were not computed. pieces: outputs it came in.
+
+    prompt_logprobs: of the prompt's tokens but the first.
+    """
 
     choices: list[Choice]
     cached: int
     pieces: int
+    prompt_logprobs: list[float] | None = None
 
 
 def make_jobs(case: Case, model: TinyModel) -> list[Job]:
@@ -91,7 +96,9 @@ def _params(case: Case, model: TinyModel, prompt: int, rng: random.Random, *, lo
     fields = {**case.request, "max_tokens": GROWN if longest else rng.randint(1, LONGEST_ANSWER)}
     drawn = scenario.sampling == "seeded" or (scenario.sampling == "mixed" and rng.random() < 0.5)
     fields |= {"temperature": 1.0, "seed": seed_of(prompt)} if drawn else {"temperature": 0.0}
-    return SamplingParams(**fields, **_ending(scenario, model.expected[prompt, 0 if drawn else None], rng, longest))
+    fields |= PENALTIES if scenario.penalized else {}
+    expected = model.expected(penalized=scenario.penalized)[prompt, 0 if drawn else None]
+    return SamplingParams(**fields, **_ending(scenario, expected, rng, longest))
 
 
 def _ending(scenario: Scenario, expected: Expected, rng: random.Random, longest: bool) -> dict:
@@ -109,8 +116,14 @@ def complaints(job: Job, answer: Answer, model: TinyModel) -> tuple[list[str], i
     num_ties = 0
     if len(answer.choices) != job.params.n:
         return [f"prompt {job.prompt}: {len(answer.choices)} choices instead of {job.params.n}"], 0
+    if answer.prompt_logprobs is not None:
+        want = model.prompt_logprobs[job.prompt]
+        if len(want) != len(answer.prompt_logprobs):
+            wrong.append(f"prompt {job.prompt}: {len(answer.prompt_logprobs)} log-probabilities of {len(want)} tokens")
+        if max((abs(a - b) for a, b in zip(want, answer.prompt_logprobs, strict=False)), default=0.0) > 1e-3:
+            wrong.append(f"prompt {job.prompt}: log-probabilities {answer.prompt_logprobs} instead of {want}")
     for index, choice in enumerate(answer.choices):
-        expected = model.expected[job.prompt, None if job.params.greedy else index]
+        expected = model.expected(penalized=job.params.penalized)[job.prompt, None if job.params.greedy else index]
         problem, tie = _compare(job.params, choice, expected)
         num_ties += tie
         if problem:

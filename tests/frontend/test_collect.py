@@ -61,6 +61,24 @@ def test_deltas_hold_only_what_is_new_and_cumulative_outputs_all():
     assert shown[1] == [("ab", [97, 98], False), ("abc", [97, 98, 99], True)]
 
 
+def test_a_stream_waits_for_its_interval():
+    for kind in ("delta", "cumulative"):
+        collector = make(kind, stream_interval=3)
+        shown = []
+        for first in range(9):
+            output = collector.take(
+                news(first, b"abcdefghi"[first : first + 1], reason="length" if first == 8 else None)
+            )
+            shown.append(output and len(output.outputs[0].token_ids))
+        assert (
+            shown
+            == {
+                "delta": [1, None, None, 3, None, None, 3, None, 2],
+                "cumulative": [1, None, None, 4, None, None, 7, None, 9],
+            }[kind]
+        )
+
+
 def test_final_gives_one_output():
     collector = make("final")
     assert collector.take(news(0, b"ab")) is None
@@ -110,6 +128,13 @@ def test_a_stop_token_stays_in_the_ids_but_not_in_the_text():
         drain(make(stop_token_ids=[99], include_stop_str_in_output=True), [b"abc"], reason="stop", stop_id=99)[0]
         == "abc"
     )
+
+
+@pytest.mark.parametrize(("skip", "text"), [(True, "ab"), (False, "a</s>b<|stop|>")])
+def test_special_tokens_are_shown_on_request(skip, text):
+    collector = make(skip_special_tokens=skip, ignore_eos=True)
+    output = collector.take(news(0, [97, EOS, 98, STOP], reason="length"))
+    assert output.outputs[0].text == text
 
 
 def test_the_models_own_end_has_no_stop_reason():

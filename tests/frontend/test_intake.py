@@ -130,6 +130,42 @@ def test_max_tokens_is_an_upper_limit(asked, given):
     assert request.max_tokens == given
 
 
+@pytest.mark.parametrize(("keep", "kept"), [(3, 3), (20, 20), (21, 20), (None, 20)])
+def test_the_end_of_a_prompt_is_kept(keep, kept):
+    request, text = make("abcdefghijklmnopqrst", params(truncate_prompt_tokens=keep))
+    assert bytes(request.tokens.tolist()) == b"abcdefghijklmnopqrst"[-kept:]
+    assert text == "abcdefghijklmnopqrst"
+
+
+def test_a_prompt_can_be_cut_to_what_fits_beside_the_output():
+    request, _ = make([7] * 5000, params(max_tokens=24, truncate_prompt_tokens=-1))
+    assert (len(request.tokens), request.max_tokens) == (1000, 24)
+
+
+def test_bad_words_are_spelled_with_and_without_a_space():
+    request, _ = make("x", params(bad_words=["ab", " c"]))
+    assert request.bad_tokens == ((97, 98), (32, 97, 98), (99,), (32, 99))
+    with pytest.raises(InvalidRequestError, match="need a tokenizer") as caught:
+        make([1], params(bad_words=["ab"]), make_intake(tokenizer=None, template=None))
+    assert caught.value.field == "bad_words"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("allowed_token_ids", [1, 300]), ("logit_bias", {300: 1.0}), ("stop_token_ids", [5, 300])]
+)
+def test_ids_outside_the_vocabulary_name_field_and_range(field, value):
+    with pytest.raises(InvalidRequestError, match=f"{field}: 300 is not in the vocabulary, 0 to 299") as caught:
+        make("x", params(**{field: value}))
+    assert caught.value.field == field
+
+
+def test_functions_do_not_cross_processes():
+    asked = params(logits_processors=[lambda output, logits: logits])
+    with pytest.raises(UnsupportedError, match="functions do not cross processes"):
+        make("x", asked)
+    assert make("x", asked, make_intake(takes_functions=True))[0].sampling is asked
+
+
 def test_stop_ids_are_the_models_own_and_the_users():
     assert make("a")[0].stop_ids == (EOS,)
     assert make("a", params(stop_token_ids=[3, EOS]))[0].stop_ids == (EOS, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from octavo.base.errors import EngineDeadError, InvalidRequestError
@@ -117,4 +119,80 @@ def test_no_prompts_no_answers():
 
 def test_control_messages_are_acknowledged():
     engine, _ = make()
-    assert engine.control(ResetPrefixCache())
+    assert engine.control(ResetPrefixCache()).ok
+
+
+def source(read, count, text="ab"):
+    """Yield prompts, and note in `read` how many."""
+    for number in range(count):
+        read.append(number)
+        yield f"{number % 10}{text}", params(max_tokens=3 + number % 5)
+
+
+def test_a_lazy_source_is_read_as_needed_and_answered_in_order():
+    engine, core = make(max_submitted=4)
+    read, heard, most = [], [], 0
+    for number, output in enumerate(engine.stream(source(read, 3000), 0, heard.append)):
+        assert output.request_id == str(number)
+        assert output.outputs[0].text == (f"{number % 10}ab" * 3)[: 3 + number % 5]
+        most = max(most, len(read) - number)
+        assert len(engine._open) <= 4
+    assert (len(read), len(heard)) == (3000, 3000)
+    assert most <= 4 * 4 + 1
+    assert not core.busy
+
+
+def test_a_slow_first_request_holds_back_the_others_and_not_memory():
+    engine, _ = make(max_submitted=2)
+    read = []
+
+    def prompts():
+        yield "slow", params(max_tokens=900)
+        yield from source(read, 500)
+
+    answers = engine.stream(prompts(), 0, lambda _: None)
+    assert len(next(answers).outputs[0].token_ids) == 900
+    assert len(read) <= 4 * 2
+    assert len(list(answers)) == 500
+
+
+def test_leaving_a_lazy_iteration_leaves_nothing_behind():
+    engine, core = make(max_submitted=4)
+    answers = engine.stream(source([], 10**9), 0, lambda _: None)
+    assert [next(answers).request_id for _ in range(5)] == list("01234")
+    answers.close()
+    assert not core.busy
+    assert engine._open == {}
+
+
+def test_a_bad_prompt_is_raised_when_it_is_reached():
+    engine, core = make(max_submitted=1)
+
+    def prompts():
+        yield from source([], 6)
+        yield [999], params()
+
+    answers = engine.stream(prompts(), 0, lambda _: None)
+    got = []
+    with pytest.raises(InvalidRequestError, match="prompt 6: token id 999"):
+        got.extend(output.request_id for output in answers)
+    assert not core.busy
+
+
+def test_a_batch_inside_an_iteration_is_served_beside_it():
+    engine, core = make(max_submitted=2)
+    for number, output in enumerate(engine.stream(source([], 20), 0, lambda _: None)):
+        (inner,) = engine.run(jobs(engine, ["xy"]), lambda _: None)
+        assert inner.outputs[0].text == "xyxyxyxy"
+        assert output.request_id == str(number)
+    assert not core.busy
+
+
+def test_threads_share_the_steps():
+    engine, core = make(max_submitted=4)
+    with ThreadPoolExecutor(4) as threads:
+        asked = [[f"{thread}-{number}" for number in range(30)] for thread in range(4)]
+        found = list(threads.map(lambda prompts: engine.run(jobs(engine, prompts), lambda _: None), asked))
+    for prompts, outputs in zip(asked, found, strict=True):
+        assert [output.outputs[0].text for output in outputs] == [(prompt * 8)[:8] for prompt in prompts]
+    assert not core.busy

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from octavo.base.errors import CheckpointError, ConfigError
+from octavo.protocol.output import Logprob, RequestOutput
 from octavo.protocol.sampling import SamplingParams
 from tests.multi.models import MODELS, PROMPTS, answer, assert_same, gone, open_llm, rank_processes, save_model
 from tests.real.serving import serving
@@ -43,20 +44,42 @@ def test_preemption_seeds_and_few_pages_under_both(tmp_path: Path) -> None:
     """Slots change hands while earlier stages have not learnt all tokens yet; random draws are the same on any mesh."""
     save_model("qwen3-some-slide", tmp_path)
     params = [
-        SamplingParams(temperature=0.9, top_p=0.9, seed=seed, max_tokens=20, ignore_eos=True, n=1 + seed % 2)
+        SamplingParams(
+            temperature=0.9,
+            top_p=0.9,
+            seed=seed,
+            max_tokens=20,
+            ignore_eos=True,
+            n=1 + seed % 2,
+            frequency_penalty=0.25 * (seed % 3),
+            prompt_logprobs=1 if seed > 3 else None,
+        )
         for seed in range(6)
     ]
     prompts = [{"prompt_token_ids": prompt} for prompt in (*PROMPTS[:3], *PROMPTS[:3])]
     texts: list[list[list[int]]] = []
+    scores: list[list[float]] = []
     for options in ({"num_pages": 60}, {"num_pages": 16, "tensor_parallel_size": 2, "pipeline_parallel_size": 2}):
         with open_llm(tmp_path, block_size=16, max_model_len=112, **options) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
             texts.append([[list(choice.token_ids) for choice in output.outputs] for output in outputs])
+            scores.append([entry[t].logprob for o in outputs[4:] for t, entry in scored(o)])
             preemptions = llm.get_stats().num_preemptions
+            described = llm.collective_rpc("describe")
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+    assert len(scores[0]) == sum(len(prompts[seed]["prompt_token_ids"]) - 1 for seed in (4, 5))
+    assert len(described) == 4
     assert preemptions > 0
     same = sum(one == other for one, other in zip(*texts, strict=True))
     # A draw may fall on the other side of a rounding difference, once in thousands.
     assert same >= 5
+
+
+def scored(output: RequestOutput) -> list[tuple[int, dict[int, Logprob]]]:
+    """Return the prompt's tokens but the first, each with what is said of its place."""
+    assert output.prompt_logprobs is not None
+    pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+    return [(token, entry) for token, entry in pairs if entry is not None]
 
 
 def test_what_cannot_be_spread_is_said_before_a_process_starts(tmp_path: Path) -> None:

@@ -39,11 +39,11 @@ def signal_in_generation(llm: LLM, pid: int, number: int) -> list[float]:
 def test_controls_reach_every_rank_and_a_killed_rank_is_named(tmp_path: Path) -> None:
     with open_llm(save_model("llama-tied", tmp_path), tensor_parallel_size=2, pipeline_parallel_size=2) as llm:
         pids = rank_processes(os.getpid())
-        assert llm._offline.control(Barrier())
+        assert llm._offline.control(Barrier()).ok
         core = llm._local.engine.core
         executor = core._executor
         assert executor.pids == pids
-        assert not llm._offline.control(Call(method="nonsense"))
+        assert not llm._offline.control(Call(method="nonsense")).ok
         when = signal_in_generation(llm, pids[2], signal.SIGKILL)
         with pytest.raises(EngineDeadError, match=r"rank 2 was killed by SIGKILL"):
             answer(llm, num_tokens=50)

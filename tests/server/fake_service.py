@@ -26,6 +26,9 @@ class FakeTokenizer:
     def token_text(self, token: int) -> str:
         return WORDS[token % len(WORDS)]
 
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(WORDS[token % len(WORDS)] for token in ids)
+
     def token_bytes(self, token: int) -> bytes:
         return WORDS[token % len(WORDS)].encode()
 
@@ -78,9 +81,12 @@ class FakeStream(RequestStream):
         reason = "error" if failing else "abort" if aborted else "length" if last else None
         self.ended = reason is not None
         outputs = [self._choice(index, position, reason) for index in range(self._params.n)]
+        top = self._params.prompt_logprobs
+        scores = None if top is None else [None, *(logprobs_of(i, top) for i in self.prompt_token_ids[1:])]
         return RequestOutput(
             request_id=self.request_id,
             prompt=None,
+            prompt_logprobs=scores,
             prompt_token_ids=self.prompt_token_ids,
             outputs=outputs,
             finished=self.ended,
@@ -140,13 +146,15 @@ class FakeService(TextService):
         tokens = self.words.encode(prompt) if isinstance(prompt, str) else prompt
         if prompt == "" or not tokens:
             raise InvalidRequestError("the prompt is empty", field="prompt")
-        for field, ids in (("prompt", tokens), ("stop_token_ids", params.stop_token_ids)):
+        named = ("stop_token_ids", "allowed_token_ids", "logit_bias")
+        for field, ids in [("prompt", tokens), *((name, getattr(params, name) or ()) for name in named)]:
             if any(not 0 <= token < VOCAB for token in ids):
                 raise InvalidRequestError(f"{field}: not in the vocabulary", field=field)
         if len(tokens) >= MAX_MODEL_LEN:
             raise InvalidRequestError(f"the prompt has {len(tokens)} tokens, of {MAX_MODEL_LEN}", field="prompt")
         self.requests.append((tokens, params, options))
         stream = FakeStream(self, tokens, params, options["request_id"])
+        stream.prompt = prompt if isinstance(prompt, str) else None
         self.open.add(stream)
         return stream
 

@@ -104,7 +104,7 @@ def test_impossible_tokens_have_a_finite_logprob() -> None:
     (entry,) = chat_entries([5], [alternatives], 2, lambda _, text: text.encode())
     assert entry["logprob"] == FLOOR
     assert {one["logprob"] for one in entry["top_logprobs"]} == {FLOOR}
-    assert CompletionLogprobs(2).piece([5], [alternatives])["token_logprobs"] == [FLOOR]
+    assert CompletionLogprobs(2, lambda token, text: b"").piece([5], [alternatives])["token_logprobs"] == [FLOOR]
 
 
 def test_bytes_of_a_part_of_a_character() -> None:

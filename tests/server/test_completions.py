@@ -172,3 +172,101 @@ def test_of_a_prompt_beyond_any_context_only_the_beginning_is_looked_at() -> Non
     assert _one_kind(["a", "b"], 64) == ["a", "b"]
     with pytest.raises(InvalidRequestError, match="must not mix"):
         _one_kind([*range(64), "a"], 64)
+
+
+EXTRAS = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.25,
+    "logit_bias": {"7": 1.5},
+    "allowed_token_ids": [1, 7],
+    "bad_words": ["x"],
+    "spaces_between_special_tokens": False,
+    "truncate_prompt_tokens": 3,
+    "stream_interval": 2,
+    "prompt_logprobs": 0,
+    "vllm_xargs": {"factor": 2},
+}
+ARRIVED = {
+    **EXTRAS,
+    "logit_bias": {7: 1.5},
+    "allowed_token_ids": (1, 7),
+    "bad_words": ("x",),
+    "extra_args": {"factor": 2},
+}
+
+
+@pytest.mark.parametrize(("route", "body"), [("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)])
+def test_every_field_of_sampling_arrives_by_both_routes(
+    service: FakeService, config: ServeConfig, route: str, body: dict[str, Any]
+) -> None:
+    async def ask() -> None:
+        async with client(service, config) as http:
+            answer = await http.post(route, json={**body, **EXTRAS})
+            assert answer.status_code == 200, answer.text
+
+    run(ask())
+    _, params, _ = service.requests[0]
+    assert {name: getattr(params, name) for name in ARRIVED if name != "vllm_xargs"} == {
+        name: value for name, value in ARRIVED.items() if name != "vllm_xargs"
+    }
+
+
+@pytest.mark.parametrize("prompt", ["Hi", [5, 9, 12], [[5, 9], [3]]])
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_an_echo_is_the_same_streamed_and_whole(
+    service: FakeService, config: ServeConfig, prompt: Any, logprobs: int | None, count: int
+) -> None:
+    fields = {"prompt": prompt, "echo": True, "logprobs": logprobs, "max_tokens": count, "n": 2}
+    whole = run(_ask(service, config, **fields))
+    events = run(_ask(service, config, **fields, stream=True))
+    assert events.pop() == "[DONE]"
+    prompts = [request[0] for request in service.requests[: len(whole["choices"]) // 2]]
+    for choice in whole["choices"]:
+        tokens = prompts[choice["index"] // 2]
+        shown = "Hi" if prompt == "Hi" else "".join(WORDS[i % len(WORDS)] for i in tokens)
+        assert choice["text"] == shown + (answer_text(choice["index"] % 2, count) if count else "")
+        if logprobs is not None:
+            piece = choice["logprobs"]
+            assert len(piece["tokens"]) == len(tokens) + count
+            assert piece["token_logprobs"][0] is piece["top_logprobs"][0] is None
+            assert None not in piece["token_logprobs"][1:]
+            assert piece["text_offset"] == [len("".join(piece["tokens"][:i])) for i in range(len(piece["tokens"]))]
+        parts = [c for event in events for c in json.loads(event)["choices"] if c["index"] == choice["index"]]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        if logprobs is not None:
+            for name, values in choice["logprobs"].items():
+                assert [one for part in parts if part["logprobs"] for one in part["logprobs"][name]] == values
+    assert whole["usage"]["completion_tokens"] == count * len(whole["choices"])
+
+
+def test_prompt_logprobs_have_ids_ranks_and_texts(service: FakeService, config: ServeConfig) -> None:
+    (choice,) = run(_ask(service, config, prompt=[4, 6], prompt_logprobs=1))["choices"]
+    assert choice["prompt_logprobs"] == [None, {"6": {"logprob": -0.5, "rank": 1, "decoded_token": WORDS[6]}}]
+
+
+def test_max_tokens_0_without_echo_is_refused(service: FakeService, config: ServeConfig) -> None:
+    async def ask() -> Any:
+        async with client(service, config) as http:
+            return await http.post("/v1/completions", json={**TEXT, "max_tokens": 0})
+
+    answer = run(ask())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def test_a_chat_echoes_the_turn_that_it_continues(service: FakeService, config: ServeConfig) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well,"}]
+
+    async def ask(messages: Any, **fields: Any) -> Any:
+        async with client(service, config) as http:
+            return await http.post("/v1/chat/completions", json={**CHAT, "messages": messages, **fields})
+
+    body = run(ask(turns, echo=True, prompt_logprobs=0)).json()
+    assert body["choices"][0]["message"]["content"] == "Well," + answer_text(0, 4)
+    assert body["prompt_logprobs"][0] is None
+    assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
+    assert run(ask(turns[:1], echo=True)).json()["choices"][0]["message"]["content"] == answer_text(0, 4)
+    events = events_of(run(ask(turns, echo=True, stream=True)).text)[:-1]
+    pieces = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in events]
+    assert "".join(pieces) == "Well," + answer_text(0, 4)

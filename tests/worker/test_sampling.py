@@ -19,13 +19,14 @@ CPU = torch.device("cpu")
 _MASK = 2**64 - 1
 
 
-def admission(slot=0, seed=0, choice=0, stop_ids=(), num_prompt=1, **params):
+def admission(slot=0, seed=0, choice=0, stop_ids=(), num_prompt=1, tokens=(0,), bad_tokens=(), **params):
     return Admission(
         slot=slot,
         generation=0,
         key=0,
         choice=choice,
-        tokens=int32([0]),
+        tokens=int32(tokens),
+        bad_tokens=bad_tokens,
         num_prompt=num_prompt,
         num_computed=0,
         seed=seed,
@@ -35,7 +36,14 @@ def admission(slot=0, seed=0, choice=0, stop_ids=(), num_prompt=1, **params):
 
 
 def rows_of(admissions, vocab):
-    rows = SamplingRows(max(a.slot for a in admissions) + 1, vocab, CPU)
+    """Return the parameters of these admissions, with their histories."""
+    num_slots = max(a.slot for a in admissions) + 1
+    history = torch.full((num_slots, max(len(a.tokens) for a in admissions) + 8), vocab - 1, dtype=torch.int32)
+    bounds = np.zeros(num_slots, np.int64)
+    for one in admissions:
+        bounds[one.slot] = len(one.tokens)
+        history[one.slot, : len(one.tokens)] = torch.from_numpy(one.tokens.copy())
+    rows = SamplingRows(history, bounds, vocab)
     rows.admit(admissions)
     return rows
 

@@ -98,8 +98,7 @@ class Admitter:
         holding = sequence.holding = sequence.holding or allocator.hold(
             sequence.request.cache_salt, sequence.num_encoder
         )
-        # A vector needs the hidden states of the whole prompt.
-        matched = 0 if sequence.request.pooling is not None else allocator.match(holding, tokens)
+        matched = 0 if sequence.computes_all else allocator.match(holding, tokens)
         # Room for some output, so that it is not preempted at once; a sequence alone may use the last page.
         wanted = min(len(tokens) + (allocator.geometry.hash_unit if state.running else 0), sequence.limit)
         cost = allocator.cost(holding, matched, wanted, state.limits.max_num_batched_tokens)
@@ -119,7 +118,7 @@ class Admitter:
             state.tally.prefix_hits += matched
         admission = self._take_slot(sequence, holding, matched, matched, encodes=sequence.num_encoder > 0)
         # Sources have what tokens keep, and no hidden states of which a vector is made.
-        fetches = allocator.fetches and sequence.request.pooling is None
+        fetches = allocator.fetches and not sequence.computes_all
         offer = self._source.lookup(sequence.request, tokens, matched) if fetches else None
         if offer is not None and allocator.pages_to_grow(holding, offer.num_tokens) <= allocator.pool.available_pages:
             transfers.append(self._load(sequence, holding, matched, offer))
@@ -149,6 +148,7 @@ class Admitter:
             seed=request.seed,
             stop_ids=request.stop_ids,
             sampling=request.sampling,
+            bad_tokens=request.bad_tokens,
             pooling=request.pooling,
             num_encoder=sequence.num_encoder,
             encoder_tokens=request.encoder_tokens if encodes and request.encoder_tokens is not None else int32(),

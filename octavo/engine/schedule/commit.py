@@ -10,7 +10,7 @@ import numpy as np
 from octavo.engine.schedule.slots import SlotTable
 from octavo.protocol.arrays import BoolArray, Float32Array, Int32Array, Int64Array, int64
 from octavo.protocol.control import Ack
-from octavo.protocol.output import EngineStats, Finish, FinishReason, Start, TokenDelta
+from octavo.protocol.output import EngineStats, Finish, FinishReason, PromptScores, Start, TokenDelta
 from octavo.protocol.step import StepPlan, StepResult, TokenLogprobs
 
 Ended = tuple[int, FinishReason, int | None, str]
@@ -32,11 +32,13 @@ class Tally:
         self.changed = False
         self._tokens: TokenDelta | None = None
         self._vectors: tuple[Int64Array, Float32Array] | None = None
+        self._scores: PromptScores | None = None
 
     @property
     def has_news(self) -> bool:
         """Whether there is anything to tell."""
-        return bool(self._tokens or self._vectors or self.starts or self.finishes or self.acks or self.changed)
+        news = self._tokens or self._vectors or self._scores
+        return bool(news or self.starts or self.finishes or self.acks or self.changed)
 
     def finish(
         self,
@@ -63,19 +65,24 @@ class Tally:
         """Note the vectors of one committed step."""
         self._vectors = keys, vectors
 
+    def scores(self, scores: PromptScores) -> None:
+        """Note the log-probabilities of prompts of one committed step."""
+        self._scores = scores
+
     def take(self, stats: Callable[[], EngineStats]) -> TokenDelta:
         """Return all news with current stats, and forget it."""
         news = msgspec.structs.replace(
             self._tokens or TokenDelta(),
             vector_keys=int64() if self._vectors is None else self._vectors[0],
             vectors=None if self._vectors is None else self._vectors[1],
+            scores=self._scores,
             starts=tuple(self.starts),
             finishes=tuple(self.finishes),
             acks=tuple(self.acks),
             stats=stats(),
         )
         self.starts, self.finishes, self.acks, self._tokens, self.changed = [], [], [], None, False
-        self._vectors = None
+        self._vectors = self._scores = None
         return news
 
 
@@ -93,6 +100,7 @@ def commit_rows(
     table.ahead[slots] -= counts
     partial = live & ~plan.samples
     table.computed[plan.slots[partial]] += plan.counts[partial]
+    _scored_rows(table, plan, live, result, tally)
     pooled = _pooled_rows(table, plan, live, result, tally) if len(plan.pools) else []
     sampled = np.flatnonzero(plan.samples).astype(np.int32)
     slots, live = plan.slots[sampled], live[sampled]
@@ -102,6 +110,19 @@ def commit_rows(
     table.computed[slots[live]] = table.length[slots[live]] - 1
     _tell(table, slots, firsts, kept, result, tally)
     return ended
+
+
+def _scored_rows(table: SlotTable, plan: StepPlan, live: BoolArray, result: StepResult, tally: Tally) -> None:
+    """Hand out the log-probabilities of prompts. The last token of a prompt says nothing of the prompt."""
+    if result.scores is None:
+        return
+    starts, slots = plan.starts[plan.scores], plan.slots[plan.scores]
+    numbers = np.minimum(plan.counts[plan.scores], np.maximum(table.num_prompt[slots] - 1 - starts, 0))
+    keep = live[plan.scores]
+    offsets = np.zeros(int(keep.sum()) + 1, np.int32)
+    np.cumsum(numbers[keep], out=offsets[1:])
+    logprobs = result.scores if keep.all() else _select(result.scores, np.repeat(keep, numbers))
+    tally.scores(PromptScores(keys=table.key[slots[keep]], firsts=starts[keep] + 1, offsets=offsets, logprobs=logprobs))
 
 
 def _pooled_rows(table: SlotTable, plan: StepPlan, live: BoolArray, result: StepResult, tally: Tally) -> list[Ended]:

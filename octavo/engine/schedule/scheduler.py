@@ -145,6 +145,7 @@ class Scheduler:
             counts=counts,
             samples=samples,
             pools=np.flatnonzero(state.slots.pools[slots]).astype(np.int32),
+            scores=np.flatnonzero(state.slots.scores[slots] & (starts >= 0)).astype(np.int32),
             admissions=admissions,
             releases=int32(state.slots.released),
             table=rows32(table, 4),  # pyright: ignore[reportArgumentType]

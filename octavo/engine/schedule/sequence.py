@@ -43,6 +43,17 @@ class Sequence:
         return 0 if self.request.encoder_tokens is None else len(self.request.encoder_tokens)
 
     @property
+    def computes_all(self) -> bool:
+        """Whether the hidden states of the whole prompt are needed, so that nothing is read from the cache."""
+        return self.request.pooling is not None or self.request.sampling.skip_reading_prefix_cache or self.scores
+
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be given: once a request, before its first token."""
+        asked = self.request.sampling.prompt_logprobs is not None
+        return asked and self.choice == 0 and len(self.tokens) == self.num_prompt
+
+    @property
     def limit(self) -> int:
         """Length of prompt and output at which it ends."""
         return self.num_prompt + self.request.max_tokens

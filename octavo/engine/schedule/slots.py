@@ -23,7 +23,8 @@ class SlotTable:
 
     length: tokens known. computed: leading positions whose pages are filled. ahead: positions granted to plans in flight.
     in_flight: how many plans in flight hold the slot. capacity: tokens that its blocks can take. event: computed tokens at
-    which the cache has something to do. pools: whether it asks for a vector. limit, min_length: where it must, and where it
+    which the cache has something to do. pools: whether it asks for a vector. scores: whether for its prompt's
+    log-probabilities. limit, min_length: where it must, and where it
     may first, end.
     """
 
@@ -44,6 +45,7 @@ class SlotTable:
         self.choice = np.zeros(size, np.int32)
         self.loading = np.zeros(size, np.bool_)
         self.pools = np.zeros(size, np.bool_)
+        self.scores = np.zeros(size, np.bool_)
         self.stop_ids = np.full((size, STOP_WIDTH), -1, np.int32)
         self.many_stops: dict[int, frozenset[int]] = {}
         # Rows are touched, and so backed by memory, only as far as sequences have ever grown.
@@ -83,6 +85,7 @@ class SlotTable:
         self.choice[slot] = sequence.choice
         self.loading[slot] = False
         self.pools[slot] = request.pooling is not None
+        self.scores[slot] = sequence.scores
         self.stop_ids[slot] = -1
         if len(request.stop_ids) <= STOP_WIDTH:
             self.stop_ids[slot, : len(request.stop_ids)] = request.stop_ids

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.base.errors import GenerationError, InvalidRequestError, OctavoError, QueueFullError, ShuttingDownError
@@ -16,15 +17,28 @@ from octavo.base.logging import get_logger
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.service import RequestStream
 from octavo.observe.metrics import ServerMetrics
-from octavo.protocol.output import CompletionOutput, RequestOutput
+from octavo.protocol.output import CompletionOutput, Logprob, RequestOutput
 from octavo.protocol.sampling import SamplingParams
 
 Prompt = str | list[int]
 _log = get_logger(__name__)
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """What goes before the choices of one prompt: its text, and with log-probabilities its tokens."""
+
+    text: str
+    token_ids: Sequence[int] = ()
 
 
 class Generation:
-    """Running requests of one HTTP request. `events()` once, then `aclose()`, which aborts what still runs."""
+    """Running requests of one HTTP request. `events()` once, then `aclose()`, which aborts what still runs.
+
+    echoes: what goes before the choices of each prompt, if anything. prompt_only: the answers end there; the one token that
+    was generated beside is not shown. prompt_logprobs: of each prompt, as far as they have come.
+    """
 
     def __init__(
         self, context: ServerContext, streams: Sequence[RequestStream], params: SamplingParams, arrival: float
@@ -32,13 +46,23 @@ class Generation:
         self._context = context
         self._streams = streams
         self._num_choices = params.n
+        self._arrival = arrival
+        self._echoed: set[int] = set()
+        self.echoes: Sequence[Echo] | None = None
+        self.prompt_only = False
+        self.prompt_logprobs: list[PromptLogprobs | None] = [None] * len(streams)
         self._tallies = [_Tally(context.metrics, len(s.prompt_token_ids), params, arrival) for s in streams]
+
+    @property
+    def prompts(self) -> list[tuple[str | None, list[int]]]:
+        """Text, if it came as text, and token ids of each prompt."""
+        return [(stream.prompt, stream.prompt_token_ids) for stream in self._streams]
 
     @property
     def usage(self) -> dict[str, Any]:
         """Tokens so far, in OpenAI's shape."""
         prompt = sum(tally.num_prompt for tally in self._tallies)
-        completion = sum(tally.num_generated for tally in self._tallies)
+        completion = 0 if self.prompt_only else sum(tally.num_generated for tally in self._tallies)
         cached = sum(tally.num_cached for tally in self._tallies)
         return {
             "prompt_tokens": prompt,
@@ -54,10 +78,29 @@ class Generation:
         """
         async for prompt_index, output in merge(self._streams):
             self._tallies[prompt_index].add(output)
+            self.prompt_logprobs[prompt_index] = output.prompt_logprobs
             for choice in output.outputs:
                 choice.index += prompt_index * self._num_choices
                 self._check(choice, output)
+                self._echo(choice, prompt_index)
             yield output.outputs
+
+    def _echo(self, choice: CompletionOutput, prompt_index: int) -> None:
+        """Put the prompt before the first output of a choice."""
+        if self.prompt_only:
+            choice.text, choice.token_ids = "", []
+            choice.logprobs = None if choice.logprobs is None else []
+        if self.echoes is None or choice.index in self._echoed:
+            return
+        self._echoed.add(choice.index)
+        echo = self.echoes[prompt_index]
+        choice.text = echo.text + choice.text
+        if choice.logprobs is not None and echo.token_ids:
+            choice.token_ids = [*echo.token_ids, *choice.token_ids]
+            known = (self.prompt_logprobs[prompt_index] or [])[: len(echo.token_ids)]
+            missing: PromptLogprobs = [None] * (len(echo.token_ids) - len(known))
+            # Where none is known, as of the first token, the place is empty.
+            choice.logprobs = [*(one or {} for one in (*known, *missing)), *choice.logprobs]
 
     def _check(self, choice: CompletionOutput, output: RequestOutput) -> None:
         if choice.finish_reason == "error":

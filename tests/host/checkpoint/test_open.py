@@ -246,11 +246,32 @@ def test_how_the_makers_sample(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     folder = hf_folder(tmp_path)
     assert opened(folder).sampling == {}
     config = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0, "do_sample": True, "eos_token_id": [2, 7]}
-    (folder / "generation_config.json").write_text(json.dumps(config | {"repetition_penalty": 1.05}))
-    found = opened(folder)
-    assert found.sampling == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
+    config |= {"repetition_penalty": 1.05, "no_repeat_ngram_size": 3, "max_new_tokens": 900}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    with caplog.at_level("INFO"):
+        found = opened(folder)
+    own = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.05, "max_tokens": 900}
+    assert found.sampling == own
     assert found.facts.eos_token_ids == (2, 7)
-    assert "'repetition_penalty' is 1.05, which Octavo does not apply" in caplog.text
+    assert "'no_repeat_ngram_size' is 3, which Octavo does not apply" in caplog.text
+    assert "sampling defaults: min_p 0.0, temperature 0.6, top_p 0.95, repetition_penalty 1.05, top_k 20" in caplog.text
+    over = {"temperature": 0, "presence_penalty": -0.5, "max_new_tokens": 7}
+    changed = own | {"temperature": 0.0, "presence_penalty": -0.5, "max_tokens": 7}
+    assert opened(folder, override_generation_config=over).sampling == changed
+    alone = opened(folder, override_generation_config=over, generation_config="none").sampling
+    assert alone == {"temperature": 0.0, "presence_penalty": -0.5, "max_tokens": 7}
+    for wrong, says in (
+        ({"temprature": 1}, "did you mean 'temperature'"),
+        ({"top_p": "much"}, "top_p must be a number"),
+    ):
+        with pytest.raises(ConfigError, match=says) as caught:
+            opened(folder, override_generation_config=wrong)
+        assert caught.value.field == "override_generation_config"
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"top_k": 3}))
+    assert opened(folder, generation_config=str(other)).sampling == {"top_k": 3}
+    with pytest.raises(ConfigError, match="auto, none, vllm, or a folder or file that exists"):
+        opened(folder, generation_config="vlm")
     assert opened(folder, generation_config="none").sampling == opened(folder, generation_config="vllm").sampling == {}
     (folder / "generation_config.json").write_text(json.dumps({"top_p": "much"}))
     with pytest.raises(CheckpointError, match=r"generation_config\.json: 'top_p' must be a positive number"):

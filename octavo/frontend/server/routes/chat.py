@@ -14,9 +14,10 @@ from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.disconnect import until_disconnect
-from octavo.frontend.server.events import Generation
+from octavo.frontend.server.events import Echo, Generation
 from octavo.frontend.server.routes.answers import Collected, begin, collect, json_response, label, token_bytes_of
-from octavo.frontend.server.routes.logprobs import chat_entries
+from octavo.frontend.server.routes.beams import search
+from octavo.frontend.server.routes.logprobs import chat_entries, prompt_entries
 from octavo.frontend.server.routes.openai_schema import (
     ChatBody,
     Message,
@@ -58,10 +59,6 @@ async def chat_completions(request: Request) -> Response:
     )
     prompt = await until_disconnect(request.receive, rendering)
     named = label(request, "chatcmpl")
-    try:
-        generation = await begin(request, context, body, [prompt], params, named.id)
-    except InvalidRequestError as error:
-        raise _renamed(error, body) from error
     shape = _logprob_shape(body, context)
     head: dict[str, Any] = {
         "id": named.id,
@@ -70,12 +67,25 @@ async def chat_completions(request: Request) -> Response:
         "model": model,
         "system_fingerprint": None,
     }
+    try:
+        if body.use_beam_search:
+            found, usage = await search(request, context, body, [prompt], params, named.id)
+            answer = {**head, "choices": [_choice(one, shape) for one in found], "usage": usage}
+            return json_response(answer, named.headers)
+        generation = await begin(request, context, body, [prompt], params, named.id)
+    except InvalidRequestError as error:
+        raise _renamed(error, body) from error
+    last = messages[-1]
+    if body.echo and last["role"] == "assistant" and isinstance(last["content"], str):
+        generation.echoes = [Echo(text=last["content"])]
     if body.stream:
         usage = usage_wishes(body, context.config.enable_force_include_usage)
         frame = ChunkFrame({**head, "object": "chat.completion.chunk"}, with_usage=usage.at_end)
         return EventStream(_stream(generation, frame, shape, params.n, usage), generation, named.headers)
     choices = [_choice(one, shape) for one in await collect(request, generation, params.n)]
-    return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
+    scores = prompt_entries(generation.prompt_logprobs[0])
+    answer = {**head, "choices": choices, "usage": generation.usage}
+    return json_response(answer if scores is None else {**answer, "prompt_logprobs": scores}, named.headers)
 
 
 def _params(body: ChatBody, context: ServerContext) -> SamplingParams:
@@ -87,7 +97,9 @@ def _params(body: ChatBody, context: ServerContext) -> SamplingParams:
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     try:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return sampling_params(body, context.service.sampling, max_tokens=asked, logprobs=logprobs)
+        own = context.service.sampling
+        asked = own.get("max_tokens") if asked is None else asked
+        return sampling_params(body, own, max_tokens=asked, logprobs=logprobs)
     except InvalidRequestError as error:
         raise _renamed(error, body) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -13,9 +13,17 @@ from starlette.responses import Response
 from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
-from octavo.frontend.server.events import Generation, Prompt
-from octavo.frontend.server.routes.answers import RequestLabel, begin, collect, json_response, label
-from octavo.frontend.server.routes.logprobs import CompletionLogprobs
+from octavo.frontend.server.events import Echo, Generation, Prompt, PromptLogprobs
+from octavo.frontend.server.routes.answers import (
+    Collected,
+    begin,
+    collect,
+    json_response,
+    label,
+    token_bytes_of,
+)
+from octavo.frontend.server.routes.beams import search
+from octavo.frontend.server.routes.logprobs import CompletionLogprobs, prompt_entries
 from octavo.frontend.server.routes.openai_schema import (
     MAX_PROMPTS,
     CompletionBody,
@@ -28,6 +36,7 @@ from octavo.frontend.server.routes.openai_schema import (
 )
 from octavo.frontend.server.sse import ChunkFrame, EventStream, encode_json
 from octavo.protocol.output import CompletionOutput
+from octavo.protocol.sampling import SamplingParams
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
@@ -42,10 +51,12 @@ async def completions(request: Request) -> Response:
     prompts = _prompts(body, context)
     check_common(body, len(prompts))
     check_logprobs("logprobs", body.logprobs, context.config.max_logprobs)
-    params = sampling_params(body, context.service.sampling, logprobs=body.logprobs)
+    params = _params(body, context)
     named = label(request, "cmpl")
     num_choices = len(prompts) * params.n
-    generation = await begin(request, context, body, prompts, params, named.id)
+    pieces = None
+    if body.logprobs is not None:
+        pieces = [CompletionLogprobs(body.logprobs, token_bytes_of(context)) for _ in range(num_choices)]
     head: dict[str, Any] = {
         "id": named.id,
         "object": "text_completion",
@@ -53,12 +64,42 @@ async def completions(request: Request) -> Response:
         "model": model,
         "system_fingerprint": None,
     }
+    if body.use_beam_search:
+        found, usage = await search(request, context, body, prompts, params, named.id)
+        choices = [_whole_choice(one, pieces, None) for one in found]
+        return json_response({**head, "choices": choices, "usage": usage}, named.headers)
+    generation = await begin(request, context, body, prompts, params, named.id)
+    if body.echo:
+        generation.echoes = [_echo(context, text, ids) for text, ids in generation.prompts]
+        generation.prompt_only = body.max_tokens == 0
     if body.stream:
         usage = usage_wishes(body, context.config.enable_force_include_usage)
         frame = ChunkFrame(head, with_usage=usage.at_end)
-        events = _stream(generation, frame, body.logprobs, num_choices, usage)
+        events = _stream(generation, frame, pieces, usage)
         return EventStream(events, generation, named.headers)
-    return await _whole(request, generation, head, named, body.logprobs, num_choices)
+    choices = [
+        _whole_choice(one, pieces, generation.prompt_logprobs[one.index // params.n])
+        for one in await collect(request, generation, num_choices)
+    ]
+    return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
+
+
+def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:
+    """Return the parameters; an echo with log-probabilities needs those of the prompt."""
+    overrides: dict[str, Any] = {"logprobs": body.logprobs}
+    if body.echo and body.logprobs is not None:
+        overrides["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    if body.echo and body.max_tokens == 0:
+        # What evaluation harnesses ask for: the prompt alone. The engine generates one token, and nobody sees it.
+        overrides["max_tokens"] = 1
+    return sampling_params(body, context.service.sampling, **overrides)
+
+
+def _echo(context: ServerContext, text: str | None, ids: list[int]) -> Echo:
+    tokenizer = context.service.tokenizer
+    if text is None:
+        text = "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
+    return Echo(text=text, token_ids=ids)
 
 
 def _prompts(body: CompletionBody, context: ServerContext) -> list[Prompt]:
@@ -87,33 +128,22 @@ def _one_kind(given: str | list[str | int | list[int]], longest: int) -> list[Pr
     return cast("list[Prompt]", [given] if int in kinds else given)
 
 
-async def _whole(
-    request: Request,
-    generation: Generation,
-    head: dict[str, Any],
-    named: RequestLabel,
-    num_logprobs: int | None,
-    num_choices: int,
-) -> Response:
-    choices: list[dict[str, Any]] = []
-    for one in await collect(request, generation, num_choices):
-        logprobs = None if num_logprobs is None else CompletionLogprobs(num_logprobs).piece(one.token_ids, one.logprobs)
-        choices.append(
-            {
-                "index": one.index,
-                "text": one.text,
-                "logprobs": logprobs,
-                "finish_reason": one.finish_reason,
-                "stop_reason": one.stop_reason,
-            }
-        )
-    return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
+def _whole_choice(
+    one: Collected, pieces: Sequence[CompletionLogprobs] | None, scores: PromptLogprobs | None
+) -> dict[str, Any]:
+    choice = {
+        "index": one.index,
+        "text": one.text,
+        "logprobs": None if pieces is None else pieces[one.index].piece(one.token_ids, one.logprobs),
+        "finish_reason": one.finish_reason,
+        "stop_reason": one.stop_reason,
+    }
+    return choice if scores is None else {**choice, "prompt_logprobs": prompt_entries(scores)}
 
 
 async def _stream(
-    generation: Generation, frame: ChunkFrame, num_logprobs: int | None, num_choices: int, usage: UsageWishes
+    generation: Generation, frame: ChunkFrame, pieces: Sequence[CompletionLogprobs] | None, usage: UsageWishes
 ) -> AsyncIterator[bytes]:
-    pieces = None if num_logprobs is None else [CompletionLogprobs(num_logprobs) for _ in range(num_choices)]
     async for outputs in generation.events():
         now = generation.usage if usage.always else None
         shown = (one for one in outputs if one.text or one.logprobs or one.finish_reason)
@@ -124,7 +154,7 @@ async def _stream(
         yield frame.usage_chunk(generation.usage)
 
 
-def _choice(one: CompletionOutput, pieces: list[CompletionLogprobs] | None) -> bytes:
+def _choice(one: CompletionOutput, pieces: Sequence[CompletionLogprobs] | None) -> bytes:
     """Return one choice of a chunk as JSON."""
     logprobs = b"null"
     if pieces is not None:

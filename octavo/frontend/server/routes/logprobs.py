@@ -32,26 +32,50 @@ def _chat_entry(token: int, logprob: Logprob, token_bytes: TokenBytes) -> dict[s
 class CompletionLogprobs:
     """`choices[].logprobs` of a completion, piece by piece: text_offset goes on where the last piece ended."""
 
-    def __init__(self, num_top: int) -> None:
+    def __init__(self, num_top: int, token_bytes: TokenBytes) -> None:
         self._num_top = num_top
+        self._token_bytes = token_bytes
         self._offset = 0
 
     def piece(self, tokens: Sequence[int], logprobs: Sequence[Mapping[int, Logprob]]) -> dict[str, list[Any]]:
-        """Return the object for the next tokens; top_logprobs holds the likeliest ones, and the chosen one in any case."""
+        """Return the object for the next tokens; top_logprobs holds the likeliest ones, and the chosen one in any case.
+
+        The first token of an echoed prompt has none, and null in their places.
+        """
         piece: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, alternatives in zip(tokens, logprobs, strict=True):
-            chosen = alternatives[token]
+            chosen = alternatives.get(token)
+            if chosen is None:
+                text = self._token_bytes(token, "").decode("utf-8", "replace")
+                self._add(piece, text, None, None)
+                continue
             text = chosen.decoded_token or ""
             top: dict[str, float] = {}
             for _, one in _top(alternatives, self._num_top):
                 top.setdefault(one.decoded_token or "", finite(one.logprob))
             top.setdefault(text, finite(chosen.logprob))
-            piece["tokens"].append(text)
-            piece["token_logprobs"].append(finite(chosen.logprob))
-            piece["top_logprobs"].append(top)
-            piece["text_offset"].append(self._offset)
-            self._offset += len(text)
+            self._add(piece, text, finite(chosen.logprob), top)
         return piece
+
+    def _add(self, piece: dict[str, list[Any]], *entry: Any) -> None:
+        for column, value in zip(piece.values(), (*entry, self._offset), strict=True):
+            column.append(value)
+        self._offset += len(entry[0])
+
+
+def prompt_entries(logprobs: Sequence[Mapping[int, Logprob] | None] | None) -> list[dict[str, Any] | None] | None:
+    """Return `prompt_logprobs`: for each token of the prompt, id -> its log-probability, rank and text; null for the first."""
+    if logprobs is None:
+        return None
+    return [
+        None
+        if one is None
+        else {
+            str(token): {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+            for token, entry in one.items()
+        }
+        for one in logprobs
+    ]
 
 
 def finite(logprob: float) -> float:

@@ -67,6 +67,16 @@ class CommonFields(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    echo: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -75,6 +85,10 @@ class CommonFields(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    stream_interval: int | None = None
+    vllm_xargs: dict[str, Any] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -115,15 +129,11 @@ def _is(*harmless: Any) -> Callable[[Any], bool]:
 
 # Field -> whether a value changes nothing, so that it may pass.
 _REFUSED: Mapping[str, Callable[[Any], bool]] = {
-    "allowed_token_ids": _never,
     "audio": _never,
-    "bad_words": _empty,
     "best_of": _is(1),
     "chat_template": _never,
     "continue_final_message": _empty,
     "documents": _empty,
-    "echo": _empty,
-    "frequency_penalty": _is(0),
     "function_call": _is("none", "auto"),
     "functions": _empty,
     "guided_choice": _never,
@@ -131,29 +141,20 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "guided_json": _never,
     "guided_regex": _never,
     "kv_transfer_params": _empty,
-    "length_penalty": _is(1),
-    "logit_bias": _empty,
     "logits_processors": _empty,
     "logprob_token_ids": _empty,
     "mm_processor_kwargs": _empty,
     "modalities": _is([], ["text"]),
-    "presence_penalty": _is(0),
     "prompt_embeds": _never,
-    "prompt_logprobs": _never,
     "reasoning_effort": _is("none"),
     "repetition_detection": _empty,
-    "repetition_penalty": _is(1),
     "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,
-    "spaces_between_special_tokens": _is(True),
     "structured_outputs": _empty,
     "suffix": _empty,
     "thinking_token_budget": _never,
     "tool_choice": _is("none", "auto"),
     "tools": _empty,
-    "truncate_prompt_tokens": _never,
-    "use_beam_search": _empty,
-    "vllm_xargs": _empty,
     "web_search_options": _never,
 }
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -186,6 +187,8 @@ def check_common(body: CommonFields, num_prompts: int) -> None:
         raise InvalidRequestError("stream_options is only allowed with stream: true", field="stream_options")
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= _MAX_SALT:
         raise InvalidRequestError(f"cache_salt must have 1 to {_MAX_SALT} characters", field="cache_salt")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequestError("prompt_logprobs are not part of a stream; use echo", field="prompt_logprobs")
     if (body.n or 1) * num_prompts > MAX_CHOICES:
         raise InvalidRequestError(f"n times the number of prompts must be at most {MAX_CHOICES}", field="n")
 
@@ -209,6 +212,8 @@ def sampling_params(body: CommonFields, defaults: Mapping[str, Any], **overrides
     defaults: the model's own, of what the body leaves out.
     """
     given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
+    if body.vllm_xargs:
+        given["extra_args"] = body.vllm_xargs
     return SamplingParams(**{**defaults, **given, **overrides})
 
 
@@ -218,6 +223,13 @@ _SAMPLING = (
     "top_p",
     "top_k",
     "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
     "seed",
     "max_tokens",
     "min_tokens",
@@ -226,4 +238,7 @@ _SAMPLING = (
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
+    "stream_interval",
 )
