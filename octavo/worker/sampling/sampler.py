@@ -17,8 +17,8 @@ from octavo.worker.sampling.filters import keep_top
 from octavo.worker.sampling.rows import SamplingRows, SlotArray
 from octavo.worker.sampling.uniform import uniform
 
-# Random rows are drawn in slices of at most this many float64 weights (8 MiB), which also keeps them in the cache.
-_SLICE = 2**20
+# Random rows are drawn in slices of at most this many float64 weights: on a host 8 MiB, which also keeps them in the cache.
+_SLICE, _WIDE_SLICE = 2**20, 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def sample(logits: Tensor, rows: SamplingRows, slots: SlotArray, positions: Tens
     peaks, ids = logits.max(dim=1)
     ok = peaks.isfinite()
     stops = rows.stops(slots)
-    slots_d = torch.from_numpy(slots).to(logits.device)
+    slots_d = torch.from_numpy(slots).to(logits.device, non_blocking=True)
     if stops is not None:
         logits = _mask_stops(logits, stops, rows.wholes[slots_d], positions)
         peaks, ids = logits.max(dim=1)
@@ -52,10 +52,10 @@ def sample(logits: Tensor, rows: SamplingRows, slots: SlotArray, positions: Tens
     drawn = np.flatnonzero(~rows.greedy[slots])
     if len(drawn) == 0:
         return Sampled(ids=ids, ok=ok)
-    size = max(1, _SLICE // logits.shape[1])
+    size = max(1, (_SLICE if logits.device.type == "cpu" else _WIDE_SLICE) // logits.shape[1])
     for first in range(0, len(drawn), size):
         part = drawn[first : first + size]
-        index = torch.from_numpy(part).to(logits.device)
+        index = torch.from_numpy(part).to(logits.device, non_blocking=True)
         ids[index] = _draw(logits[index], peaks[index], rows, slots[part], positions[index])
     return Sampled(ids=ids, ok=ok)
 
@@ -71,7 +71,7 @@ def _mask_stops(logits: Tensor, stops: tuple[Tensor, Tensor], wholes: Tensor, po
 
 def _draw(logits: Tensor, peaks: Tensor, rows: SamplingRows, slots: SlotArray, positions: Tensor) -> Tensor:
     """Draw an id for each row; peaks: each row's largest logit, [S]."""
-    index = torch.from_numpy(slots).to(logits.device)
+    index = torch.from_numpy(slots).to(logits.device, non_blocking=True)
     temperature, top_p, min_p = rows.reals[index].unbind(1)
     top_k, seeds, choices, _, _ = rows.wholes[index].unbind(1)
     scale = temperature.clamp(min=GREEDY_BELOW)[:, None]
@@ -82,7 +82,7 @@ def _draw(logits: Tensor, peaks: Tensor, rows: SamplingRows, slots: SlotArray, p
     if len(filtered) == len(slots):
         weights *= keep_top(weights, top_k, top_p)
     elif len(filtered) > 0:
-        some = torch.from_numpy(filtered).to(logits.device)
+        some = torch.from_numpy(filtered).to(logits.device, non_blocking=True)
         weights[some] *= keep_top(weights[some], top_k[some], top_p[some])
     reached = weights.cumsum_(1)
     target = uniform(seeds, choices, positions)[:, None] * reached[:, -1:]
