@@ -28,7 +28,7 @@ CASES: list[tuple[str, int, str]] = [
     ("serve demo --dtype int3", 2, "--dtype: invalid choice: 'int3'"),
     ("serve demo --gpu-memory-utilization 2", 2, "gpu_memory_utilization must be between 0.01 and 1, not 2.0"),
     ("serve demo --gpu-memory-utilization inf", 2, "--gpu-memory-utilization: must be a number, not 'inf'"),
-    ("serve demo --block-size 4", 2, "block_size must be between 8 and 1024, not 4"),
+    ("serve demo --block-size 4", 2, "block_size must be between 16 and 128, not 4"),
     ("serve demo --max-num-batched-tokens 0", 2, "max_num_batched_tokens must be at least 1, not 0"),
     ("serve demo -tp 0", 2, "tensor_parallel_size must be between 1 and 1024, not 0"),
     ("serve demo --hf-overrides {", 2, "--hf-overrides: must be a JSON object, not '{'"),
