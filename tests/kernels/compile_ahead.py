@@ -76,30 +76,40 @@ def calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield "rope_write.triton:rope_write", (q, k, v, norms, rotation, pages, places, places)
     yield "page_copy.triton:page_copy", (torch.zeros(9, 4096, dtype=torch.uint8), places[:2], places[2:4])
     yield from attention_calls()
+    yield from other_calls()
     gate, up = random(TOKENS, 2 * 3072).chunk(2, -1)
-    for activation in ("silu", "gelu", "gelu_tanh"):
-        yield "gated_activation.triton:gated_activation", (gate, up, activation)
-    yield "gated_activation.triton:activation", (gate, "relu")
+    yield "gated_activation.triton:gated_activation", (gate, up, "gelu_tanh")
+    yield "gated_activation.triton:activation", (gate, "gelu")
 
 
 def attention_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield decodes, a chunk and a mixed batch, over heads of several sizes and with everything that scores can have."""
     plain, rich = Scoring(scale=0.1), Scoring(scale=0.1, window=100, softcap=30.0, sinks=random(8))
     sloped = Scoring(scale=0.1, slopes=torch.rand(8))
-    for dtype, size, scoring, tokens, rows in (
-        (BFLOAT16, 128, plain, 300, 3),
-        (BFLOAT16, 256, rich, 3, 3),
-        (torch.float32, 64, plain, 3, 3),
-        (torch.float16, 80, sloped, 3, 3),
+    for op, dtype, size, scoring, tokens, rows in (
+        ("paged", BFLOAT16, 128, plain, 300, 3),
+        ("paged", BFLOAT16, 256, rich, 3, 3),
+        ("paged", torch.float32, 64, plain, 3, 3),
+        ("paged", torch.float16, 80, sloped, 3, 3),
+        ("cross", BFLOAT16, 64, 0.1, 3, 3),
     ):
         planes = random(10, 2, 2, 16, size, dtype=dtype).unbind(1)
         table, lengths = torch.zeros(rows, 100, dtype=torch.int32), torch.ones(rows, dtype=torch.int32)
         starts = torch.zeros(rows + 1, dtype=torch.int32)
         q = random(tokens, 8, size, dtype=dtype)
-        yield "paged_attention.triton:paged_attention", (q, *planes, table, starts, lengths, scoring)
-        if size == 128:
-            yield "cross_attention.triton:cross_attention", (q, *planes, table, starts, lengths, 0.1)
-            yield "row_attention.triton:row_attention", (q, q, q, starts, 0.1)
+        yield f"{op}_attention.triton:{op}_attention", (q, *planes, table, starts, lengths, scoring)
+    q = random(300, 8, 64)
+    yield "row_attention.triton:row_attention", (q, q, q, torch.zeros(2, dtype=torch.int32), 0.1)
+    latents, q = random(10, 1, 16, 576), random(3, 16, 576)
+    table, lengths = torch.zeros(3, 100, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    yield (
+        "latent_attention.triton:latent_attention",
+        (q, latents, 512, table, torch.arange(4, dtype=torch.int32), lengths, plain),
+    )
+
+
+def other_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield what recurrent layers and experts launch."""
     before, fresh = torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
     pages = StatePages(before=before, after=before, fresh=fresh)
     starts = torch.zeros(3, dtype=torch.int32)
@@ -114,12 +124,6 @@ def attention_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
             "grouped_experts.triton:grouped_experts",
             (random(pairs // 2, 256), experts, weights, up, down, "silu", None),
         )
-    latents, q = random(10, 1, 16, 576), random(3, 16, 576)
-    table, lengths = torch.zeros(3, 100, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
-    yield (
-        "latent_attention.triton:latent_attention",
-        (q, latents, 512, table, torch.arange(4, dtype=torch.int32), lengths, plain),
-    )
 
 
 def main(backend: str, arch: str) -> None:

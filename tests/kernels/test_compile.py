@@ -41,6 +41,10 @@ def test_compile(target: str) -> None:
 def test_every_kernel_file_is_compiled() -> None:
     files = {path.parent.name for path in (ROOT / "octavo/ops").glob("*/triton.py")}
     calls = (ROOT / "tests/kernels/compile_ahead.py").read_text()
-    assert {name for name in files if f'"{name}.triton:' not in calls} == set()
+    assert {
+        name
+        for name in files
+        if f'"{name}.triton:' not in calls and f'"{name.removesuffix("_attention")}", ' not in calls
+    } == set()
     offered = {c.path.split(".")[2] for op in ops().values() for c in op.candidates if c.name == "triton"}
     assert offered == files

@@ -59,7 +59,8 @@ def tiling(rows: int, features: int, itemsize: int, shared: int, *, crowded: boo
         keys = 128
     large = token > 1024 and itemsize == 2 and shared > _LARGE_SHARED
     if large:
-        keys = 64
+        # A latent is key and value: queries are as wide as both.
+        keys, queries = 64, 2 * queries
     most = 2 if rows == 128 or crowded or (large and rows == 64) else 3
     stages = max(1, min(most, 1 + (shared - 2 * queries) // (keys * token)))
     warps = 8 if rows == 128 or rows * features >= 2**15 or large else 4
