@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from octavo.base.registry import import_path
 from octavo.ops.paged_attention import Scoring
@@ -59,3 +61,38 @@ def test_attention_follows_lengths_tables_and_rows(
         )
         bound = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 8e-3}[dtype] * float(expected.abs().max())
         torch.testing.assert_close(found.cpu(), expected, rtol=0.0, atol=bound)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 200])
+def test_experts_follow_the_router(num_tokens: int) -> None:
+    grouped = import_path("octavo.ops.grouped_experts.triton:grouped_experts")
+    generator, num, each, hidden, inner = torch.Generator().manual_seed(5), 10, 4, 96, 80
+    up = torch.randn(num, 2 * inner, hidden, generator=generator) / hidden**0.5
+    down = torch.randn(num, hidden, inner, generator=generator) / inner**0.5
+    stacks = [SimpleNamespace(tensors={"weight": matrix.cuda()}) for matrix in (up, down)]
+    x, weights = torch.zeros(num_tokens, hidden, device="cuda"), torch.zeros(num_tokens, each, device="cuda")
+    experts = torch.zeros(num_tokens, each, dtype=torch.int64, device="cuda")
+    grouped(x, experts, weights, *stacks, "silu", None)
+    graph = torch.cuda.CUDAGraph()  # noqa: TID251
+    with torch.cuda.graph(graph):  # noqa: TID251
+        found = grouped(x, experts, weights, *stacks, "silu", None)
+    for held in (num, 3, 1):
+        # The others are on another rank: they add nothing.
+        new_experts = torch.randint(-1, held + 1, (num_tokens, each), generator=generator)
+        new_experts[new_experts == held] = num
+        new_x, new_weights = (
+            torch.randn(num_tokens, hidden, generator=generator),
+            torch.rand(num_tokens, each, generator=generator),
+        )
+        for old, new in ((x, new_x), (weights, new_weights), (experts, new_experts)):
+            old.copy_(new)
+        found.fill_(NAN)
+        graph.replay()
+        expected = torch.zeros(num_tokens, hidden, dtype=torch.float64)
+        for choice in range(each):
+            chosen = new_experts[:, choice]
+            here = (chosen >= 0) & (chosen < num)
+            gate, other = torch.einsum("toi,ti->to", up[chosen.clamp(0, num - 1)].double(), new_x.double()).chunk(2, -1)
+            y = torch.einsum("toi,ti->to", down[chosen.clamp(0, num - 1)].double(), F.silu(gate) * other)
+            expected += here[:, None] * new_weights[:, choice, None].double() * y
+        torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
