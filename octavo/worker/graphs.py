@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from octavo.base.logging import get_logger
 from octavo.device.base import Device, Graph
 from octavo.worker.batch import StepRows, StepShape
 from octavo.worker.step import StepOutputs, StepProgram
@@ -19,6 +20,8 @@ MOST_TOKENS = 2048
 _LEAST_TOKENS, _LEAST_ROWS = 16, 8
 # So often a step comes before a running engine stops to record it.
 _OFTEN = 8
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +37,18 @@ Wanted = tuple[StepShape, bool]
 
 
 class StepGraphs:
-    """All graphs of a worker."""
+    """All graphs of a worker. most_bytes: what any of them may take; none is added to an engine that has less left."""
 
-    def __init__(self, device: Device, program: StepProgram) -> None:
+    def __init__(self, device: Device, program: StepProgram, most_bytes: int = 0) -> None:
         self._device = device
+        self._most_bytes = most_bytes
         self._program = program
         self._most_rows = program.slots.void
         self._widths = tuple(table.shape[1] for table in program.slots.tables)
         self._sizes = row_sizes(self._most_rows)
         self._recorded: dict[Wanted, Recorded] = {}
         self._missed = Counter[Wanted]()
+        self._full = False
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -65,9 +70,10 @@ class StepGraphs:
 
     def record_next(self) -> bool:
         """Record the step that came most often and found no graph of its size; return whether there was one."""
-        for wanted, _ in self._missed.most_common(1):
-            self._record(wanted)
-        return bool(self._missed)
+        found = self._missed.most_common(1)
+        for wanted, _ in found:
+            self._add(wanted)
+        return bool(found)
 
     def find(self, rows: StepRows, greedy: bool) -> tuple[StepShape, Recorded | None] | None:
         """Return the shape that a step is to have, and its graph if there is one; None for a step larger than any graph's.
@@ -79,10 +85,10 @@ class StepGraphs:
         if not fitting:
             return None
         best = fitting[0]
-        if best not in self._recorded:
+        if best not in self._recorded and not self._full:
             self._missed[best] += 1
             if self._missed[best] >= _OFTEN:
-                self._record(best)
+                self._add(best)
         shape, _ = wanted = next((wanted for wanted in fitting if wanted in self._recorded), best)
         return shape, self._recorded.get(wanted)
 
@@ -102,6 +108,14 @@ class StepGraphs:
 
     def _mixed(self, num_tokens: int, num_rows: int) -> StepShape:
         return StepShape(num_tokens=num_tokens, num_rows=num_rows, decodes=False, widths=self._widths)
+
+    def _add(self, wanted: Wanted) -> None:
+        if self._device.free_memory() < self._most_bytes:
+            self._full = True
+            self._missed.clear()
+            _log.info("no more steps are recorded: less than %d MiB of memory are left", self._most_bytes >> 20)
+        else:
+            self._record(wanted)
 
     def _record(self, wanted: Wanted) -> None:
         self._missed.pop(wanted, None)

@@ -94,6 +94,7 @@ class ModelRunner:
         self.model, self._kernels = loaded.model, loaded.kernels
         self._no_graphs = why_no_graphs(spec, facts, loaded)
         others = kept_back(spec, self.device, loaded, self.mesh, graphs=self._no_graphs is None)
+        self._graph_bytes = others.get("graphs", 0)
         self.ledger.charge("workspace")
         free_bytes, decisions = pool_bytes(
             spec,
@@ -123,7 +124,7 @@ class ModelRunner:
         self.ledger.charge("slots")
         if self._no_graphs is None:
             program = StepProgram(model=self.model, slots=self.slots, pool=self.pool, staging=self._staging)
-            self._graphs = StepGraphs(self.device, program)
+            self._graphs = StepGraphs(self.device, program, self._graph_bytes)
             self._graphs.record_first()
             self.ledger.charge("graphs")
 

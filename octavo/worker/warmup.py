@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from octavo.base.facts import DeviceFacts
@@ -12,7 +13,7 @@ from octavo.worker.batch import make_batch, shape_of, void_rows
 from octavo.worker.graphs import MOST_TOKENS, row_sizes
 from octavo.worker.loader.assemble import AssembledModel
 from octavo.worker.pages import PagePool
-from octavo.worker.sampling.sampler import greedy
+from octavo.worker.sampling.sampler import WIDE_SLICE, sample
 from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
 from octavo.worker.staging import Staging
@@ -46,6 +47,10 @@ def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Me
     slots = Slots(0, spec.max_model_len, vocab_size, pool)
     most = spec.max_num_seqs
     staging = Staging(device, 4 * (most + 1))
+    # Nobody's row asks for what takes most.
+    slots.sampling.greedy[:] = False
+    slots.sampling.filtered[:] = True
+    slots.sampling.reals[:] = torch.tensor([1.0, 0.9, 0.0])
 
     def peak(num_rows: int, num_tokens: int) -> int:
         rows = void_rows(num_rows, num_tokens, spec.max_model_len)
@@ -56,7 +61,10 @@ def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Me
             batch = make_batch(numbers, shape, slots, pool)
             hidden = loaded.model.forward(batch.ids, batch.context)
             if loaded.generates and mesh.ends:
-                greedy(loaded.model.compute_logits(hidden[batch.last]))
+                logits = loaded.model.compute_logits(hidden[batch.last])
+                # As many rows as are drawn at once.
+                drawn = max(1, min(len(logits), WIDE_SLICE // vocab_size))
+                sample(logits[:drawn], slots.sampling, np.zeros(drawn, np.int64), batch.lengths[:drawn])
 
         return device.peak(work)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -12,12 +13,26 @@ import pytest
 
 from octavo import launch
 from octavo.base.errors import CheckpointError, ConfigError
+from octavo.base.facts import DeviceFacts, ModelFacts, RopeFacts
 from octavo.config.engine import EngineConfig
+from octavo.config.resolve import resolve
 from octavo.engine.kvcache.geometry import solve
 from octavo.protocol.kept import KeptLayer, KeptTokens, Plane
 
 PLANES = tuple(Plane(name=name, heads=1, dim=4, dtype="float32", itemsize=4) for name in ("keys", "values"))
 GEOMETRY = solve([KeptLayer(layer=0, kept=KeptTokens(planes=PLANES), blocks=(16,))])
+
+
+def demo_facts(**changes: int) -> ModelFacts:
+    known = {
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_kv_heads": 4,
+        "head_dim": 2,
+        "max_position": 64,
+    }
+    return ModelFacts(architecture="x", dtype="float32", norm_eps=1e-5, rope=RopeFacts(dim=2), **(known | changes))
 
 
 def fit(length: int, pool: int, **options: object) -> tuple[int, str]:
@@ -50,6 +65,26 @@ def test_a_context_that_was_asked_for_must_fit():
 
 def test_an_exact_number_of_pages_is_taken_as_it_is():
     assert fit(161, 10, max_model_len=161, num_pages=10)[0] == 161
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_on_gpus_are_refused_as_long_as_they_cannot_meet(name):
+    facts = {"dtypes": ("float32",), "num_cores": 1, "total_memory": 1, "name": "x", "arch": "sm_90"}
+    config = EngineConfig.from_options({name: 2})
+    model = demo_facts(num_layers=4, num_heads=4)
+    assert resolve(config, model, DeviceFacts(kind="cpu", **facts)).dtype == "float32"
+    with pytest.raises(ConfigError, match=f"{name} must be 1 on a GPU so far") as caught:
+        resolve(config, model, DeviceFacts(kind="cuda", **facts))
+    assert caught.value.field == name
+
+
+def test_what_an_engine_is_made_of_is_not_looked_at_again():
+    ended = list[int]()
+    shutdown = launch._spare_from_collection(lambda: ended.append(1))
+    assert gc.get_freeze_count() > 1000
+    shutdown()
+    assert ended == [1]
+    assert gc.get_freeze_count() == 0
 
 
 def test_configurations_survive_the_way_to_the_engine_process():

@@ -28,9 +28,14 @@ def make(monkeypatch, model=None, features=FEATURES, **changes):
 
 def start(runner, host, slot, prompt, **params):
     """Admit and prefill whole; returns the first id."""
+    return int(runner.execute(chunk_of(host, slot, prompt, **params)).ids[0])
+
+
+def chunk_of(host, slot, prompt, **params):
+    """A plan that admits and prefills a sequence."""
     host.admit(slot, prompt, **params)
     host.chunk(slot, 0, len(prompt), True)
-    return int(runner.execute(host.plan()).ids[0])
+    return host.plan()
 
 
 def follow(runner, host, lengths):
@@ -137,6 +142,21 @@ def test_an_idle_worker_records_what_it_missed(monkeypatch):
     runner.idle()
     assert len(device.graphs) == num_graphs
     assert start(runner, host, 1, PROMPTS[1]) == FlatToy().greedy(PROMPTS[1], 1)[0]
+
+
+def test_nothing_is_recorded_into_the_last_memory(monkeypatch, caplog):
+    runner, host, device, _ = make(monkeypatch, max_num_seqs=20)
+    start(runner, host, 0, PROMPTS[0])
+    # What a graph may take is known from the tries at start: six sizes of 8 MiB here.
+    device.allocated = device.facts.total_memory - 6 * 8 * 2**20 + 1
+    num_graphs = len(device.graphs)
+    with caplog.at_level("INFO"):
+        runner.idle()
+    assert len(device.graphs) == num_graphs
+    assert "no more steps are recorded: less than 48 MiB" in caplog.text
+    got = [int(runner.execute(chunk_of(host, slot, PROMPTS[1])).ids[0]) for slot in range(1, 15)]
+    assert got == 14 * FlatToy().greedy(PROMPTS[1], 1)
+    assert len(device.graphs) == num_graphs
 
 
 def test_who_asks_for_more_is_sampled_behind_the_graph(monkeypatch):

@@ -19,7 +19,7 @@ from octavo.worker.sampling.rows import CHOICE, SEED, TOP_K, SamplingRows, SlotA
 from octavo.worker.sampling.uniform import uniform
 
 # Random rows are drawn in slices of at most this many float64 weights: on a host 8 MiB, which also keeps them in the cache.
-_SLICE, _WIDE_SLICE = 2**20, 2**24
+_SLICE, WIDE_SLICE = 2**20, 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def sample(logits: Tensor, rows: SamplingRows, slots: SlotArray, positions: Tens
     drawn = np.flatnonzero(~rows.greedy[slots])
     if len(drawn) == 0:
         return Sampled(ids=ids, ok=ok, logits=logits)
-    size = max(1, (_SLICE if logits.device.type == "cpu" else _WIDE_SLICE) // logits.shape[1])
+    size = max(1, (_SLICE if logits.device.type == "cpu" else WIDE_SLICE) // logits.shape[1])
     for first in range(0, len(drawn), size):
         part = drawn[first : first + size]
         index = torch.from_numpy(part).to(logits.device, non_blocking=True)
