@@ -30,6 +30,7 @@ from octavo.frontend.server.app import create_app
 _PASSING = (429, 502, 503, 504)
 _NUM_TRIES = 5
 _FIRST_WAIT_SECONDS = 1.0
+_REPORT_SECONDS = 30.0
 # Of the server's settings only these are about answers.
 _SERVE_FLAGS = ("served_model_name", "max_logprobs", "max_body_bytes")
 
@@ -138,13 +139,13 @@ class Batch:
         self._output = output
         self._total = total
         self._num_tries = num_tries
-        self._began = time.perf_counter()
+        self._began = self._reported = time.perf_counter()
 
     async def answer(self, lines: Iterator[_Line], http: httpx.AsyncClient, concurrency: int) -> None:
         """Answer all lines, `concurrency` at a time. Raises what stops the whole batch; what is written stays."""
         from tqdm.auto import tqdm
 
-        self._began = time.perf_counter()
+        self._began = self._reported = time.perf_counter()
         with tqdm(total=self._total, initial=self._output.num_done, desc="Lines", disable=None) as bar:
 
             async def work() -> None:
@@ -152,6 +153,8 @@ class Batch:
                     await self._answer_line(number, line, http)
                     bar.set_postfix_str(self._speed(), refresh=False)
                     bar.update(1)
+                    if bar.disable:
+                        self._report()
 
             workers = [asyncio.create_task(work()) for _ in range(concurrency)]
             try:
@@ -167,6 +170,14 @@ class Batch:
         """Return what was done, in one line."""
         counts, seconds = self.counts, time.perf_counter() - self._began
         return f"{counts.lines} lines, {counts.errors} of them errors, in {seconds:.1f} s ({self._speed()})"
+
+    def _report(self) -> None:
+        """Say how far it is now and then, where there is no terminal for a bar."""
+        now = time.perf_counter()
+        if now - self._reported >= _REPORT_SECONDS:
+            self._reported = now
+            done = self._output.num_done + self.counts.lines
+            print(f"{done} of {self._total} lines, {self.counts.errors} errors, {self._speed()}", file=sys.stderr)
 
     def _speed(self) -> str:
         seconds = max(time.perf_counter() - self._began, 1e-9)
