@@ -126,6 +126,7 @@ class Counts:
     lines: int = 0
     errors: int = 0
     tokens: int = 0
+    first_error: str = ""
 
 
 class Batch:
@@ -167,9 +168,10 @@ class Batch:
                 await asyncio.gather(*workers, return_exceptions=True)
 
     def summary(self) -> str:
-        """Return what was done, in one line."""
+        """Return what was done, and the first error that there was."""
         counts, seconds = self.counts, time.perf_counter() - self._began
-        return f"{counts.lines} lines, {counts.errors} of them errors, in {seconds:.1f} s ({self._speed()})"
+        done = f"{counts.lines} lines, {counts.errors} of them errors, in {seconds:.1f} s ({self._speed()})"
+        return done + (f"\nthe first error: {counts.first_error}" if counts.errors else "")
 
     def _report(self) -> None:
         """Say how far it is now and then, where there is no terminal for a bar."""
@@ -193,20 +195,23 @@ class Batch:
             if _streams(body):
                 raise InvalidRequestError("a batch cannot stream: leave out stream", field="stream")
         except InvalidRequestError as error:
-            self.counts.lines += 1
-            self.counts.errors += 1
-            self._output.write(number, custom_id, None, {"code": "invalid_line", "message": error.message})
+            self._fail(number, custom_id, None, "invalid_line", error.message)
             return
         answer = await _post(http, asked.url, body, self._num_tries)
         text, code, message = _read_answer(answer)
-        self.counts.lines += 1
-        self.counts.errors += message is not None
         response = {"status_code": answer.status_code, "request_id": text.get("id"), "body": text}
-        if message is None:
-            self.counts.tokens += (text.get("usage") or {}).get("completion_tokens") or 0
-            self._output.write(number, custom_id, response, None)
-        else:
-            self._output.write(number, custom_id, response, {"code": code, "message": message})
+        if message is not None:
+            self._fail(number, custom_id, response, code, message)
+            return
+        self.counts.lines += 1
+        self.counts.tokens += (text.get("usage") or {}).get("completion_tokens") or 0
+        self._output.write(number, custom_id, response, None)
+
+    def _fail(self, number: int, custom_id: str | None, response: Any, code: str | None, message: str) -> None:
+        self.counts.lines += 1
+        self.counts.errors += 1
+        self.counts.first_error = self.counts.first_error or f"line {number}: {message}"
+        self._output.write(number, custom_id, response, {"code": code, "message": message})
 
 
 def _streams(body: bytes) -> bool:

@@ -90,6 +90,10 @@ def test_every_line_has_its_answer_or_its_error(files: tuple[Path, Path]) -> Non
     assert found[6]["custom_id"] == "e"
     assert (batch.counts.lines, batch.counts.errors, batch.counts.tokens) == (14, 11, 6)
     assert service.num_resets == 0
+    done, first = batch.summary().splitlines()
+    assert done.startswith("14 lines, 11 of them errors, in ")
+    # Whichever of the lines under way was answered first.
+    assert first.startswith("the first error: line ")
 
 
 def test_a_stopped_run_goes_on_where_it_was(files: tuple[Path, Path]) -> None:
