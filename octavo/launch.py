@@ -52,18 +52,21 @@ class DeviceHere:
     free_memory: int
 
 
-def survey_devices() -> tuple[DeviceHere, tuple[str, ...]]:
-    """Return the device that is chosen here, and of the other kinds what there is of them, one line each."""
+def survey_devices(kind: str = "auto") -> tuple[DeviceHere, tuple[str, ...]]:
+    """Return the device that is chosen here, and of the other kinds what there is of them, one line each.
+
+    kind: as `--device` says it. Raises ConfigError if there is none of that kind.
+    """
     from octavo.device.registry import detect, devices
 
-    device = detect()
+    device = detect(kind)
     others: list[str] = []
-    for kind in devices():
-        if kind != device.facts.kind:
+    for other in devices():
+        if other != device.facts.kind:
             try:
-                others.append(f"{kind}: {detect(kind).facts.name}, not chosen")
+                others.append(f"{other}: {detect(other).facts.name}, not chosen")
             except OctavoError as error:
-                others.append(f"{kind}: {error.message}")
+                others.append(f"{other}: {error.message}")
     return DeviceHere(facts=device.facts, free_memory=device.free_memory()), tuple(others)
 
 

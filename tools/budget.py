@@ -34,7 +34,7 @@ CEILINGS = {
     "checkpoint": 1_900,
     "observe": 500,
     "protocol": 900,
-    "config": 1_100,
+    "config": 1_200,
     "base": 600,
 }
 FILE_LINES = 500

@@ -27,7 +27,6 @@ class Env:
     cache: str
     plugins: tuple[str, ...] | None
     api_key: str | None
-    cache_home: str
     hf_hub_cache: str
     hf_endpoint: str | None
     hf_hub_offline: bool
@@ -44,7 +43,6 @@ def read_env() -> Env:
         log_level=get("OCTAVO_LOG_LEVEL", "INFO").upper(),
         cache=get("OCTAVO_CACHE") or os.path.join(cache_home, "octavo"),
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
-        cache_home=cache_home,
         api_key=get("OCTAVO_API_KEY") or None,
         hf_hub_cache=get("HF_HUB_CACHE") or os.path.join(hf_home, "hub"),
         hf_endpoint=get("HF_ENDPOINT", "").rstrip("/") or None,

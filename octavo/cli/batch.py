@@ -30,6 +30,7 @@ from octavo.frontend.server.app import create_app
 _PASSING = (429, 502, 503, 504)
 _NUM_TRIES = 5
 _FIRST_WAIT_SECONDS = 1.0
+_REPORT_SECONDS = 30.0
 # Of the server's settings only these are about answers.
 _SERVE_FLAGS = ("served_model_name", "max_logprobs", "max_body_bytes")
 
@@ -125,6 +126,7 @@ class Counts:
     lines: int = 0
     errors: int = 0
     tokens: int = 0
+    first_error: str = ""
 
 
 class Batch:
@@ -138,13 +140,13 @@ class Batch:
         self._output = output
         self._total = total
         self._num_tries = num_tries
-        self._began = time.perf_counter()
+        self._began = self._reported = time.perf_counter()
 
     async def answer(self, lines: Iterator[_Line], http: httpx.AsyncClient, concurrency: int) -> None:
         """Answer all lines, `concurrency` at a time. Raises what stops the whole batch; what is written stays."""
         from tqdm.auto import tqdm
 
-        self._began = time.perf_counter()
+        self._began = self._reported = time.perf_counter()
         with tqdm(total=self._total, initial=self._output.num_done, desc="Lines", disable=None) as bar:
 
             async def work() -> None:
@@ -152,6 +154,8 @@ class Batch:
                     await self._answer_line(number, line, http)
                     bar.set_postfix_str(self._speed(), refresh=False)
                     bar.update(1)
+                    if bar.disable:
+                        self._report()
 
             workers = [asyncio.create_task(work()) for _ in range(concurrency)]
             try:
@@ -164,9 +168,18 @@ class Batch:
                 await asyncio.gather(*workers, return_exceptions=True)
 
     def summary(self) -> str:
-        """Return what was done, in one line."""
+        """Return what was done, and the first error that there was."""
         counts, seconds = self.counts, time.perf_counter() - self._began
-        return f"{counts.lines} lines, {counts.errors} of them errors, in {seconds:.1f} s ({self._speed()})"
+        done = f"{counts.lines} lines, {counts.errors} of them errors, in {seconds:.1f} s ({self._speed()})"
+        return done + (f"\nthe first error: {counts.first_error}" if counts.errors else "")
+
+    def _report(self) -> None:
+        """Say how far it is now and then, where there is no terminal for a bar."""
+        now = time.perf_counter()
+        if now - self._reported >= _REPORT_SECONDS:
+            self._reported = now
+            done = self._output.num_done + self.counts.lines
+            print(f"{done} of {self._total} lines, {self.counts.errors} errors, {self._speed()}", file=sys.stderr)
 
     def _speed(self) -> str:
         seconds = max(time.perf_counter() - self._began, 1e-9)
@@ -182,20 +195,23 @@ class Batch:
             if _streams(body):
                 raise InvalidRequestError("a batch cannot stream: leave out stream", field="stream")
         except InvalidRequestError as error:
-            self.counts.lines += 1
-            self.counts.errors += 1
-            self._output.write(number, custom_id, None, {"code": "invalid_line", "message": error.message})
+            self._fail(number, custom_id, None, "invalid_line", error.message)
             return
         answer = await _post(http, asked.url, body, self._num_tries)
         text, code, message = _read_answer(answer)
-        self.counts.lines += 1
-        self.counts.errors += message is not None
         response = {"status_code": answer.status_code, "request_id": text.get("id"), "body": text}
-        if message is None:
-            self.counts.tokens += (text.get("usage") or {}).get("completion_tokens") or 0
-            self._output.write(number, custom_id, response, None)
-        else:
-            self._output.write(number, custom_id, response, {"code": code, "message": message})
+        if message is not None:
+            self._fail(number, custom_id, response, code, message)
+            return
+        self.counts.lines += 1
+        self.counts.tokens += (text.get("usage") or {}).get("completion_tokens") or 0
+        self._output.write(number, custom_id, response, None)
+
+    def _fail(self, number: int, custom_id: str | None, response: Any, code: str | None, message: str) -> None:
+        self.counts.lines += 1
+        self.counts.errors += 1
+        self.counts.first_error = self.counts.first_error or f"line {number}: {message}"
+        self._output.write(number, custom_id, response, {"code": code, "message": message})
 
 
 def _streams(body: bytes) -> bool:

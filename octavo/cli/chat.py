@@ -60,7 +60,7 @@ def _history() -> Generator[None]:
     except ImportError:
         yield
         return
-    file = Path(read_env().cache_home) / "octavo" / "chat_history"
+    file = Path(read_env().cache) / "chat_history"
     with contextlib.suppress(OSError):
         readline.read_history_file(file)
     try:

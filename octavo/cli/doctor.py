@@ -17,6 +17,7 @@ from octavo.base.env import known_variables, read_env, set_variables
 from octavo.base.errors import OctavoError
 from octavo.base.facts import DeviceFacts
 from octavo.base.version import VERSION
+from octavo.config.engine import EngineConfig
 from octavo.config.flags import FlagParser, add_engine_flags, add_model, engine_config, given_options
 
 # Optional packages that change what is chosen, or what a bug report is about.
@@ -42,9 +43,9 @@ def main(arguments: Sequence[str]) -> int:
         "octavo": _octavo,
         "packages": _packages,
         "machine": _machine,
-        "device": lambda: _device()[1],
-        "kernels": lambda: _kernels(config.model.dtype),
-        "attention": lambda: _attention(config.model.dtype),
+        "device": lambda: _device(config.device.device)[1],
+        "kernels": lambda: _kernels(config),
+        "attention": lambda: _attention(config),
         "caches": _caches,
         "environment": _environment,
         "plugins": _plugins,
@@ -118,12 +119,12 @@ def _machine() -> Section:
     return {"system": platform.platform(), "libc": " ".join(platform.libc_ver()), **limits}
 
 
-def _device() -> tuple[DeviceFacts, Section]:
+def _device(kind: str) -> tuple[DeviceFacts, Section]:
     import torch
 
     from octavo import launch
 
-    chosen, others = launch.survey_devices()
+    chosen, others = launch.survey_devices(kind)
     facts = chosen.facts
     return facts, {
         "chosen": f"{facts.kind}: {facts.name}",
@@ -137,30 +138,31 @@ def _device() -> tuple[DeviceFacts, Section]:
     }
 
 
-def _dtype(asked: str, facts: DeviceFacts) -> str:
-    return facts.dtypes[0] if asked == "auto" else asked
+def _computing(config: EngineConfig) -> tuple[DeviceFacts, str]:
+    """Return the device's facts, and the type that was asked for or else its first."""
+    facts = _device(config.device.device)[0]
+    return facts, facts.dtypes[0] if config.model.dtype == "auto" else config.model.dtype
 
 
-def _kernels(dtype: str) -> Section:
+def _kernels(config: EngineConfig) -> Section:
     from octavo.ops.registry import bind
 
-    facts = _device()[0]
-    chosen = _dtype(dtype, facts)
-    return {"dtype": chosen} | dict(reason.split(" ", 1) for reason in bind(facts, chosen).decisions)
+    facts, dtype = _computing(config)
+    return {"dtype": dtype} | dict(reason.split(" ", 1) for reason in bind(facts, dtype).decisions)
 
 
-def _attention(dtype: str) -> Section:
+def _attention(config: EngineConfig) -> Section:
     """Return for each backend whether it takes plain heads of 128, the commonest; other layers have the log's reasons."""
     from octavo.nn.attention.capabilities import AttentionNeeds
     from octavo.nn.attention.select import BACKENDS, select
 
-    facts = _device()[0]
-    needs = AttentionNeeds(dtype=_dtype(dtype, facts), head_dim=128)
+    facts, dtype = _computing(config)
+    needs = AttentionNeeds(dtype=dtype, head_dim=128)
     refusals = {backend.name: backend.refusal(needs, facts) or "fits" for backend in BACKENDS}
     return {**refusals, "chosen": select(needs, facts).reason}
 
 
-def _model(config: Any) -> Section:
+def _model(config: EngineConfig) -> Section:
     from octavo.checkpoint.open import open_checkpoint
     from octavo.config.resolve import resolve
 
@@ -176,12 +178,13 @@ def _model(config: Any) -> Section:
         "tokenizer": "yes" if checkpoint.tokenizer else "none",
         "chat template": "yes" if checkpoint.chat_template else "none",
         "sampling defaults": dict(checkpoint.sampling) or "none",
-        "decisions": "; ".join(resolve(config, facts, _device()[0]).decisions),
+        "decisions": "; ".join(resolve(config, facts, _computing(config)[0]).decisions),
     }
 
 
 def _caches() -> Section:
-    folder = Path(read_env().hf_hub_cache)
+    folder, own = Path(read_env().hf_hub_cache), Path(read_env().cache)
+    size = sum(file.stat().st_size for file in own.rglob("*") if file.is_file())
     models = sorted(path.name.removeprefix("models--").replace("--", "/") for path in folder.glob("models--*"))
     place = next(path for path in (folder, *folder.parents) if path.exists())
     return {
@@ -189,6 +192,7 @@ def _caches() -> Section:
         "free on its disk": f"{shutil.disk_usage(place).free / 2**30:.1f} GiB",
         "writable": os.access(place, os.W_OK),
         "models": models,
+        "octavo": f"{own}, {size / 2**20:.1f} MiB",
     }
 
 

@@ -15,6 +15,7 @@ from octavo.config.foreign import FOREIGN
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
+from octavo.config.serve import ServeConfig
 
 # Other spellings of options that scripts in the wild use.
 ALIASES = {
@@ -25,6 +26,7 @@ ALIASES = {
 # Other spellings of values.
 SPELLINGS = {"dtype": {"half": "float16", "float": "float32"}}
 
+_OF_THE_SERVER = frozenset(declared.name for declared in fields(ServeConfig))
 _log = get_logger(__name__)
 
 
@@ -42,7 +44,8 @@ class EngineConfig:
     def from_options(options: Mapping[str, Any]) -> EngineConfig:
         """Build from flat options (`max_model_len=…`); raises ConfigError for an unknown name or a value out of range.
 
-        Options of vLLM's that Octavo has not are noted in the log, or refused with the reason (`octavo.config.foreign`).
+        Options of vLLM's that Octavo has not are noted in the log, or refused with the reason (`octavo.config.foreign`); those of
+        the server are noted.
         """
         concerns: dict[str, Any] = {
             "model": ModelConfig,
@@ -59,6 +62,8 @@ class EngineConfig:
                 split[homes[name]][name] = spelled(name, value)
             elif name in FOREIGN:
                 _log.warning("%s", FOREIGN[name].check(value))
+            elif name in _OF_THE_SERVER:
+                _log.warning("%s changes nothing: it is an option of the server, and there is none", given)
             else:
                 raise ConfigError(unknown_name("engine option", given, [*homes, *ALIASES]), field=given)
         return EngineConfig(**{concern: cls(**split[concern]) for concern, cls in concerns.items()})

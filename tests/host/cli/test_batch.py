@@ -90,6 +90,10 @@ def test_every_line_has_its_answer_or_its_error(files: tuple[Path, Path]) -> Non
     assert found[6]["custom_id"] == "e"
     assert (batch.counts.lines, batch.counts.errors, batch.counts.tokens) == (14, 11, 6)
     assert service.num_resets == 0
+    done, first = batch.summary().splitlines()
+    assert done.startswith("14 lines, 11 of them errors, in ")
+    # Whichever of the lines under way was answered first.
+    assert first.startswith("the first error: line ")
 
 
 def test_a_stopped_run_goes_on_where_it_was(files: tuple[Path, Path]) -> None:
@@ -108,6 +112,17 @@ def test_a_stopped_run_goes_on_where_it_was(files: tuple[Path, Path]) -> None:
     again = FakeService()
     answer(source, target, again)
     assert (again.requests, len(records(target))) == ([], 40)
+
+
+def test_without_a_terminal_it_says_now_and_then_how_far_it_is(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_REPORT_SECONDS", 0.0)
+    source, target = files
+    source.write_text(line("a", max_tokens=1) + "\n" + line("b", top_p=7) + "\n")
+    answer(source, target, FakeService(), concurrency=1)
+    shown = capsys.readouterr().err.splitlines()
+    assert [text.split(" errors")[0] for text in shown] == ["1 of 2 lines, 0", "2 of 2 lines, 1"]
 
 
 def test_an_engine_that_dies_stops_the_run_and_loses_nothing(files: tuple[Path, Path]) -> None:

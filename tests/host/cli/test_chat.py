@@ -223,7 +223,7 @@ def test_quick_asks_once_and_typed_lines_are_kept(
         return parrot
 
     monkeypatch.setattr(chat, "open_voice", open_parrot)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
     assert chat.main(["-q", "one", "--temperature", "0", "--system", "Be brief.", "--seed", "5"]) == 0
     assert capsys.readouterr().out == "2 turns\n"
     assert parrot.wishes == [Wishes(temperature=0.0, seed=5)]

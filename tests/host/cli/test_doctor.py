@@ -72,6 +72,12 @@ def test_what_is_broken_is_said_and_the_rest_still_shown() -> None:
     ]  # fmt: skip
 
 
+def test_a_device_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _report(capsys, "--device", "cpu")["device"]["chosen"].startswith("cpu: ")
+    assert doctor.main(["--device", "cppu"]) == 1
+    assert "device: ConfigError: unknown device 'cppu'; did you mean 'cpu'?" in capsys.readouterr().out
+
+
 def test_a_problem_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["no/such/model.gguf"]) == 1
     assert "  model: CheckpointError: " in capsys.readouterr().out

@@ -87,6 +87,10 @@ def test_arguments_of_python_are_treated_alike(caplog: pytest.LogCaptureFixture)
     assert config.schedule.max_num_seqs == 3
     assert len(caplog.messages) == 4
     assert caplog.messages[0].startswith("enable_chunked_prefill changes nothing: prompts are always computed in parts")
+    caplog.clear()
+    with logged_lines(caplog):
+        assert EngineConfig.from_options({"disable_log_stats": True, "max_logprobs": 5}) == EngineConfig()
+    assert caplog.messages[0] == "disable_log_stats changes nothing: it is an option of the server, and there is none"
     with pytest.raises(ConfigError, match="enable_lora is not supported: Octavo does not do this yet"):
         EngineConfig.from_options({"enable_lora": True})
 
