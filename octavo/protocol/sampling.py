@@ -81,10 +81,8 @@ class RepetitionDetectionParams:
         for declared in fields(self):
             declared.metadata["range"].check(f"repetition_detection.{declared.name}", getattr(self, declared.name))
         if self.min_pattern_size > self.max_pattern_size:
-            raise InvalidRequestError(
-                f"min_pattern_size ({self.min_pattern_size}) must not exceed max_pattern_size ({self.max_pattern_size})",
-                field="repetition_detection.min_pattern_size",
-            )
+            name = "repetition_detection.min_pattern_size"
+            raise InvalidRequestError(f"{name} must not exceed max_pattern_size, {self.max_pattern_size}", field=name)
 
 
 @checked_names("sampling parameter", REFUSED)
@@ -167,9 +165,8 @@ class SamplingParams:
         if self.extra_args is not None and not isinstance(self.extra_args, Mapping):
             raise InvalidRequestError("extra_args must be a dictionary", field="extra_args")
         if self.truncate_prompt_tokens == 0:
-            raise InvalidRequestError(
-                "truncate_prompt_tokens must be at least 1, or -1", field="truncate_prompt_tokens"
-            )
+            name = "truncate_prompt_tokens"
+            raise InvalidRequestError(f"{name} must be at least 1, or -1", field=name)
 
     @property
     def greedy(self) -> bool:
@@ -222,10 +219,6 @@ def _normalize(params: SamplingParams) -> None:
             raise InvalidRequestError(f"repetition_detection: {error}", field="repetition_detection") from error
     if params.logprob_token_ids and params.logprobs is None:
         object.__setattr__(params, "logprobs", 0)
-    bias: Any = params.logit_bias
-    if isinstance(bias, Mapping) and any(isinstance(key, str) for key in bias):
-        read = {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in bias.items()}
-        object.__setattr__(params, "logit_bias", read)
 
 
 def _check_texts(params: SamplingParams) -> None:
@@ -260,14 +253,15 @@ def _check_bias(params: SamplingParams) -> None:
     bias: Any = params.logit_bias
     if bias is None:
         return
-    if not isinstance(bias, Mapping) or not all(map(_is_id, bias)):
+    if isinstance(bias, Mapping):
+        # Keys of JSON are strings.
+        bias = {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in bias.items()}
+        object.__setattr__(params, "logit_bias", bias)
+    if not isinstance(bias, dict) or not all(map(_is_id, bias)):
         raise InvalidRequestError("logit_bias must map token ids >= 0 to numbers", field="logit_bias")
     _check_number_of("logit_bias", bias, "ids")
     for value in bias.values():
-        _BIAS.check("logit_bias", value)
-
-
-_BIAS = NumberRange(low=-100.0, high=100.0)
+        NumberRange(low=-100.0, high=100.0).check("logit_bias", value)
 
 
 def _is_id(value: Any) -> bool:
