@@ -60,6 +60,13 @@ SAMPLING_FIELDS: Final[dict[str, FieldSupport]] = {
     "skip_reading_prefix_cache": _done("frontend/test_llm_sampling.py::test_a_request_may_leave_the_cache_alone"),
     "logits_processors": _done("frontend/test_llm_sampling.py::test_functions_change_the_logits_of_their_request"),
     "extra_args": _done("worker/test_adjust.py::test_processors_of_the_engine_see_slots_come_and_go"),
+    "repetition_detection": _done("frontend/test_collect.py::test_a_text_that_goes_round_in_circles_ends"),
+    "logprob_token_ids": _done(
+        "worker/test_prompt_logprobs.py::test_named_tokens_are_reported_in_place_of_the_likeliest"
+    ),
+    "trace_decode_token_ids": _done(
+        "worker/test_prompt_logprobs.py::test_a_trace_is_replayed_with_the_models_log_probabilities"
+    ),
     "spaces_between_special_tokens": _noted(
         "taken and without effect: a text is what its tokens spell, no space is added"
     ),

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from octavo.engine.streams import ChoiceNews, RawLogprob
 from octavo.frontend.text.detokenizer import start_detokenizer
+from octavo.frontend.text.repetition import Repetition
 from octavo.frontend.text.stops import StopMatch, StopStrings
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.output import CompletionOutput, Finish, FinishReason, Logprob, RequestMetrics, RequestOutput
@@ -147,6 +149,7 @@ class _Choice:
         "_logprobs",
         "_num_shown",
         "_params",
+        "_repetition",
         "_stops",
         "_text",
         "_tokenizer",
@@ -172,6 +175,8 @@ class _Choice:
         self._cumulative: float | None = None if params.logprobs is None else 0.0
         self._detokenizer = None
         self._stops = None
+        detection = params.repetition_detection
+        self._repetition = None if detection is None else Repetition(detection)
         if tokenizer is not None and params.detokenize:
             self._detokenizer = start_detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
             if params.stop:
@@ -187,11 +192,14 @@ class _Choice:
         return self.has_news and enough
 
     def take(self, news: ChoiceNews) -> bool:
-        """Take new tokens and the end, if it came; True if a stop string ended the choice before the engine did."""
+        """Take new tokens and the end, if it came; True if the text itself ended the choice before the engine did."""
         finish = news.finish
         assert not news.ids or news.first == self.num_tokens, "the engine sent tokens out of order"
         counted = len(news.ids) if finish is None else max(0, min(len(news.ids), finish.num_tokens - self.num_tokens))
         hidden = finish is not None and finish.stop_id is not None and not self._params.include_stop_str_in_output
+        looped = None if self._repetition is None else self._repetition.push(news.ids[:counted])
+        if looped is not None and looped < counted:
+            counted, hidden = looped, False
         self._decode(news.ids[: counted - 1 if hidden and counted else counted])
         stopped = self._matched
         if stopped is not None:
@@ -199,6 +207,9 @@ class _Choice:
         self._keep(news.ids[:counted], (news.logprobs or [])[:counted])
         if stopped is not None:
             self.end("stop")
+            return finish is None
+        if looped is not None:
+            self.end("repetition")
             return finish is None
         if finish is not None:
             self.stop_reason = self._stop_reason(finish)
@@ -271,7 +282,11 @@ class _Choice:
         if self._logprobs is not None:
             for token, raw in zip(ids, logprobs, strict=True):
                 self._cumulative = (self._cumulative or 0.0) + raw[0]
-                self._logprobs.append(_entries(token, raw, self._tokenizer))
+                entries = _entries(token, raw, self._tokenizer)
+                if self._params.logprob_token_ids is not None:
+                    # These were not asked for because they are the likeliest: nobody knows how likely they are.
+                    entries = {i: one if i == token else replace(one, rank=None) for i, one in entries.items()}
+                self._logprobs.append(entries)
 
 
 def _entries(token: int, raw: RawLogprob, tokenizer: Tokenizer | None) -> dict[int, Logprob]:

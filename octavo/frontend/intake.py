@@ -197,6 +197,8 @@ class Intake:
             "stop_token_ids": params.stop_token_ids,
             "allowed_token_ids": params.allowed_token_ids,
             "logit_bias": params.logit_bias,
+            "logprob_token_ids": params.logprob_token_ids,
+            "trace_decode_token_ids": params.trace_decode_token_ids,
         }
         for name, ids in named.items():
             highest = max(ids or (0,))

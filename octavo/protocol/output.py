@@ -11,7 +11,7 @@ from octavo.protocol.arrays import Float32Array, Int32Array, Int64Array, int32, 
 from octavo.protocol.control import Ack
 from octavo.protocol.step import TokenLogprobs
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,11 +19,8 @@ MAX_LISTED = {"stop": 64, "stop_token_ids": 512, "bad_words": 256, "logit_bias":
 REFUSED = {
     "structured_outputs": "grammars are not supported yet",
     "thinking_token_budget": "thinking budgets are not supported yet",
-    "repetition_detection": "not supported yet; a frequency_penalty keeps texts from repeating themselves",
-    "logprob_token_ids": "not supported yet; logprobs=-1 reports every token",
     "prompt_logprob_token_ids": "not supported yet; prompt_logprobs=-1 reports every token",
     "prompt_logprob_start": "not supported yet; prompt_logprobs reports the whole prompt",
-    "trace_decode_token_ids": "not supported yet; prompt_logprobs gives the log-probabilities of a known text",
     "routed_experts_prompt_start": "which experts a token went to is not reported",
     "watermarking": "texts are not watermarked",
 }
@@ -71,6 +68,23 @@ def _real(default: float, low: float, high: float, *, open_low: bool = False) ->
     return field(default=default, metadata={"range": NumberRange(low=low, high=high, open_low=open_low)})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepetitionDetectionParams:
+    """Patterns of min_pattern_size (0: one) to max_pattern_size tokens that come min_count times in a row."""
+
+    max_pattern_size: int = _whole(0, 1, 1024)
+    min_pattern_size: int = _whole(0, 0, 1024)
+    min_count: int = _whole(0, 2, 1024)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "min_pattern_size", self.min_pattern_size or 1)
+        for declared in fields(self):
+            declared.metadata["range"].check(f"repetition_detection.{declared.name}", getattr(self, declared.name))
+        if self.min_pattern_size > self.max_pattern_size:
+            name = "repetition_detection.min_pattern_size"
+            raise InvalidRequestError(f"{name} must not exceed max_pattern_size, {self.max_pattern_size}", field=name)
+
+
 @checked_names("sampling parameter", REFUSED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -81,12 +95,15 @@ class SamplingParams:
     repetition_penalty: divides what favours tokens of prompt and output. logit_bias: id -> number added to its logit.
     allowed_token_ids: no other is chosen. bad_words: texts that do not come into being.
     seed: None or -1 draws one. max_tokens: None goes to the end of the context. stop: strings that end the text.
+    repetition_detection: a pattern of tokens that comes so often in a row ends it, with finish_reason "repetition".
     stop_token_ids: ids that end it besides the model's own. ignore_eos: the model's own ids do not end it.
+    logprob_token_ids: whose log-probabilities are reported in place of the likeliest ones.
     logprobs: alternatives reported per token (0: the chosen one only; None: off; -1: all). prompt_logprobs: the same of
     the prompt's tokens, which is then computed whole. detokenize: False leaves `text` empty. output_kind: of `AsyncLLM`.
     stream_interval: tokens that a streamed output waits for, after the first. truncate_prompt_tokens: only the last so many
     tokens of the prompt count; -1: as many as fit beside the output. skip_reading_prefix_cache: compute the whole prompt.
     logits_processors: functions (output ids, logits) or (prompt ids, output ids, logits) -> logits, one row; `LLM` only.
+    trace_decode_token_ids: the output begins with these, whatever is likely; log-probabilities are the model's.
     extra_args: what logits processors of the engine are told.
     """
 
@@ -107,17 +124,20 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_detection: RepetitionDetectionParams | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprobs: int | None = _whole(None, -1)
     prompt_logprobs: int | None = _whole(None, -1)
+    logprob_token_ids: tuple[int, ...] | None = None
     flat_logprobs: bool = False
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = _whole(None, 1)
     truncate_prompt_tokens: int | None = _whole(None, -1)
     skip_reading_prefix_cache: bool = False
+    trace_decode_token_ids: tuple[int, ...] | None = None
     logits_processors: tuple[Any, ...] = ()
     extra_args: Mapping[str, Any] | None = None
 
@@ -145,9 +165,8 @@ class SamplingParams:
         if self.extra_args is not None and not isinstance(self.extra_args, Mapping):
             raise InvalidRequestError("extra_args must be a dictionary", field="extra_args")
         if self.truncate_prompt_tokens == 0:
-            raise InvalidRequestError(
-                "truncate_prompt_tokens must be at least 1, or -1", field="truncate_prompt_tokens"
-            )
+            name = "truncate_prompt_tokens"
+            raise InvalidRequestError(f"{name} must be at least 1, or -1", field=name)
 
     @property
     def greedy(self) -> bool:
@@ -165,7 +184,8 @@ _RANGES: tuple[tuple[str, NumberRange], ...] = tuple(
 )
 _OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "truncate_prompt_tokens")
 _SWITCHES = tuple(one.name for one in fields(SamplingParams) if isinstance(one.default, bool))
-_TUPLES = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
+_OPTIONAL_IDS = ("allowed_token_ids", "logprob_token_ids", "trace_decode_token_ids")
+_TUPLES = ("stop", "stop_token_ids", "bad_words", "logits_processors", *_OPTIONAL_IDS)
 
 
 def _normalize(params: SamplingParams) -> None:
@@ -180,7 +200,7 @@ def _normalize(params: SamplingParams) -> None:
             object.__setattr__(params, name, (value,))
         elif isinstance(value, list):
             object.__setattr__(params, name, tuple(value))
-        elif value is None and name != "allowed_token_ids":
+        elif value is None and name not in _OPTIONAL_IDS:
             object.__setattr__(params, name, ())
     if params.seed == -1:
         object.__setattr__(params, "seed", None)
@@ -191,10 +211,14 @@ def _normalize(params: SamplingParams) -> None:
         raise InvalidRequestError(
             f"output_kind must be one of {allowed}, not {params.output_kind!r}", field="output_kind"
         ) from error
-    bias: Any = params.logit_bias
-    if isinstance(bias, Mapping) and any(isinstance(key, str) for key in bias):
-        read = {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in bias.items()}
-        object.__setattr__(params, "logit_bias", read)
+    detection: Any = params.repetition_detection
+    if isinstance(detection, Mapping):
+        try:
+            object.__setattr__(params, "repetition_detection", RepetitionDetectionParams(**detection))
+        except TypeError as error:
+            raise InvalidRequestError(f"repetition_detection: {error}", field="repetition_detection") from error
+    if params.logprob_token_ids and params.logprobs is None:
+        object.__setattr__(params, "logprobs", 0)
 
 
 def _check_texts(params: SamplingParams) -> None:
@@ -208,15 +232,18 @@ def _check_texts(params: SamplingParams) -> None:
 
 
 def _check_ids(params: SamplingParams) -> None:
-    allowed: Any = params.allowed_token_ids
-    for name, ids in (
-        ("stop_token_ids", params.stop_token_ids),
-        ("allowed_token_ids", () if allowed is None else allowed),
-    ):
+    for name in ("stop_token_ids", *_OPTIONAL_IDS):
+        ids: Any = getattr(params, name)
+        if ids is None:
+            continue
         if not isinstance(ids, tuple) or not all(map(_is_id, ids)):
             raise InvalidRequestError(f"{name} must be a list of token ids >= 0", field=name)
     _check_number_of("stop_token_ids", params.stop_token_ids, "ids")
-    if allowed == ():
+    if len(params.logprob_token_ids or ()) > 128 or (params.logprob_token_ids and params.logprobs):
+        raise InvalidRequestError(
+            "logprob_token_ids takes at most 128 ids, and takes the place of logprobs", field="logprob_token_ids"
+        )
+    if params.allowed_token_ids == ():
         raise InvalidRequestError(
             "allowed_token_ids must name at least one id, or be left out", field="allowed_token_ids"
         )
@@ -226,14 +253,15 @@ def _check_bias(params: SamplingParams) -> None:
     bias: Any = params.logit_bias
     if bias is None:
         return
-    if not isinstance(bias, Mapping) or not all(map(_is_id, bias)):
+    if isinstance(bias, Mapping):
+        # Keys of JSON are strings.
+        bias = {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in bias.items()}
+        object.__setattr__(params, "logit_bias", bias)
+    if not isinstance(bias, dict) or not all(map(_is_id, bias)):
         raise InvalidRequestError("logit_bias must map token ids >= 0 to numbers", field="logit_bias")
     _check_number_of("logit_bias", bias, "ids")
     for value in bias.values():
-        _BIAS.check("logit_bias", value)
-
-
-_BIAS = NumberRange(low=-100.0, high=100.0)
+        NumberRange(low=-100.0, high=100.0).check("logit_bias", value)
 
 
 def _is_id(value: Any) -> bool:

@@ -79,6 +79,37 @@ def test_a_stream_waits_for_its_interval():
         )
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3, 5, 50])
+@pytest.mark.parametrize(
+    ("asked", "text", "kept"),
+    [
+        ((1, 1, 3), b"abaabbbc", b"abaabbb"),
+        ((3, 1, 2), b"xyzxyabcab", b"xyzxyabcab"),
+        ((3, 2, 2), b"aabcabcdef", b"aabcabc"),
+        ((3, 3, 2), b"ababababcabcd", b"ababababcabc"),
+        ((2, 1, 4), b"ababababab", b"abababab"),
+    ],
+)
+def test_a_text_that_goes_round_in_circles_ends(asked, text, kept, cut):
+    largest, smallest, count = asked
+    detection = {"max_pattern_size": largest, "min_pattern_size": smallest, "min_count": count}
+    collector = make(repetition_detection=detection)
+    shown, ids, last = drain(collector, [text[i : i + cut] for i in range(0, len(text), cut)], reason="length")
+    assert bytes(ids) == kept
+    assert shown.encode() == kept
+    ended = kept != text or collector.finishes != []
+    assert last.outputs[0].finish_reason == ("repetition" if _circles(kept, asked) else "length")
+    if ended and len(kept) < len(text) - cut:
+        assert collector.finishes == [FinishChoice(key=KEY, choice=0, num_tokens=len(kept))]
+
+
+def _circles(text, asked):
+    largest, smallest, count = asked
+    return any(
+        text.endswith(text[-size:] * count) for size in range(smallest, largest + 1) if len(text) >= size * count
+    )
+
+
 def test_final_gives_one_output():
     collector = make("final")
     assert collector.take(news(0, b"ab")) is None

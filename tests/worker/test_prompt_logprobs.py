@@ -96,6 +96,42 @@ def test_slices_of_a_prompt_are_joined(monkeypatch):
             np.testing.assert_allclose(getattr(run(), name), getattr(whole, name), atol=1e-6)
 
 
+def test_named_tokens_are_reported_in_place_of_the_likeliest(model):
+    prompt = list(PROMPTS[0])
+    params = [
+        SamplingParams(temperature=1.0, seed=1, max_tokens=2, ignore_eos=True, logprob_token_ids=[5, 140, 7]),
+        SamplingParams(temperature=1.0, seed=1, max_tokens=2, ignore_eos=True, logprobs=5),
+        SamplingParams(temperature=1.0, seed=1, max_tokens=2, ignore_eos=True),
+    ]
+    with LLM(model.path, **OPTIONS) as llm:
+        named, likeliest, plain = llm.generate([prompt] * 3, params, use_tqdm=False)
+    first = named.outputs[0]
+    assert first.token_ids == likeliest.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert plain.outputs[0].logprobs is None
+    for place, token in enumerate(first.token_ids):
+        (logits,) = model._last_logits([[*prompt, *first.token_ids[:place]]])
+        want, entries = logits - np.logaddexp.reduce(logits), first.logprobs[place]
+        assert set(entries) == {token, 5, 140, 7}
+        assert {i: one.logprob for i, one in entries.items()} == pytest.approx({i: want[i] for i in entries}, abs=1e-3)
+        assert entries[token].rank == 1 + int((logits > logits[token]).sum())
+        assert {one.rank for i, one in entries.items() if i != token} == {None}
+        assert len(likeliest.outputs[0].logprobs[place]) >= 5
+
+
+def test_a_trace_is_replayed_with_the_models_log_probabilities(model):
+    prompt, trace = list(PROMPTS[0]), [9, 9, 140, 2, 30]
+    params = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True, trace_decode_token_ids=trace, logprobs=0)
+    with LLM(model.path, **OPTIONS) as llm:
+        (replayed,) = llm.generate([prompt], params, use_tqdm=False)
+        (whole,) = llm.generate([prompt + trace], SamplingParams(prompt_logprobs=0, max_tokens=1), use_tqdm=False)
+    choice = replayed.outputs[0]
+    assert choice.token_ids[:5] == trace
+    assert len(choice.token_ids) == 7
+    for place, token in enumerate(trace):
+        known = whole.prompt_logprobs[len(prompt) + place][token].logprob
+        assert choice.logprobs[place][token].logprob == pytest.approx(known, abs=1e-3)
+
+
 MODES = ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
 

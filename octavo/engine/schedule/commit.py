@@ -100,7 +100,8 @@ def commit_rows(
     table.ahead[slots] -= counts
     partial = live & ~plan.samples
     table.computed[plan.slots[partial]] += plan.counts[partial]
-    _scored_rows(table, plan, live, result, tally)
+    if result.scores is not None:
+        _scored_rows(table, plan, live, result.scores, tally)
     pooled = _pooled_rows(table, plan, live, result, tally) if len(plan.pools) else []
     sampled = np.flatnonzero(plan.samples).astype(np.int32)
     slots, live = plan.slots[sampled], live[sampled]
@@ -112,16 +113,14 @@ def commit_rows(
     return ended
 
 
-def _scored_rows(table: SlotTable, plan: StepPlan, live: BoolArray, result: StepResult, tally: Tally) -> None:
+def _scored_rows(table: SlotTable, plan: StepPlan, live: BoolArray, found: TokenLogprobs, tally: Tally) -> None:
     """Hand out the log-probabilities of prompts. The last token of a prompt says nothing of the prompt."""
-    if result.scores is None:
-        return
     starts, slots = plan.starts[plan.scores], plan.slots[plan.scores]
     numbers = np.minimum(plan.counts[plan.scores], np.maximum(table.num_prompt[slots] - 1 - starts, 0))
     keep = live[plan.scores]
     offsets = np.zeros(int(keep.sum()) + 1, np.int32)
     np.cumsum(numbers[keep], out=offsets[1:])
-    logprobs = result.scores if keep.all() else _select(result.scores, np.repeat(keep, numbers))
+    logprobs = found if keep.all() else _select(found, np.repeat(keep, numbers))
     tally.scores(PromptScores(keys=table.key[slots[keep]], firsts=starts[keep] + 1, offsets=offsets, logprobs=logprobs))
 
 

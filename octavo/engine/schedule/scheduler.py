@@ -32,6 +32,8 @@ from octavo.protocol.output import EngineStats, TokenDelta
 from octavo.protocol.request import FinishChoice, Request
 from octavo.protocol.step import StepPlan, StepResult
 
+_NO_ROWS = int32()
+
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
@@ -145,7 +147,7 @@ class Scheduler:
             counts=counts,
             samples=samples,
             pools=np.flatnonzero(state.slots.pools[slots]).astype(np.int32),
-            scores=np.flatnonzero(state.slots.scores[slots] & (starts >= 0)).astype(np.int32),
+            scores=state.slots.scoring(slots, starts) if state.slots.num_scores else _NO_ROWS,
             admissions=admissions,
             releases=int32(state.slots.released),
             table=rows32(table, 4),  # pyright: ignore[reportArgumentType]

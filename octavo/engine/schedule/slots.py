@@ -46,6 +46,7 @@ class SlotTable:
         self.loading = np.zeros(size, np.bool_)
         self.pools = np.zeros(size, np.bool_)
         self.scores = np.zeros(size, np.bool_)
+        self.num_scores = 0
         self.stop_ids = np.full((size, STOP_WIDTH), -1, np.int32)
         self.many_stops: dict[int, frozenset[int]] = {}
         # Rows are touched, and so backed by memory, only as far as sequences have ever grown.
@@ -86,6 +87,7 @@ class SlotTable:
         self.loading[slot] = False
         self.pools[slot] = request.pooling is not None
         self.scores[slot] = sequence.scores
+        self.num_scores += sequence.scores
         self.stop_ids[slot] = -1
         if len(request.stop_ids) <= STOP_WIDTH:
             self.stop_ids[slot, : len(request.stop_ids)] = request.stop_ids
@@ -103,9 +105,14 @@ class SlotTable:
         sequence.slot = -1
         self.sequences[slot] = None
         self.many_stops.pop(slot, None)
+        self.num_scores -= int(self.scores[slot])
         self.generation[slot] += 1
         self.released.append(slot)
         self._pending.append((plan, slot))
+
+    def scoring(self, slots: Int32Array, starts: Int32Array) -> Int32Array:
+        """Return the rows that compute a prompt of which log-probabilities are asked."""
+        return np.flatnonzero(self.scores[slots] & (starts >= 0)).astype(np.int32)
 
     def plan_done(self, plan: int) -> None:
         """Every plan up to `plan` is done."""

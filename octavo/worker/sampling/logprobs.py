@@ -34,8 +34,27 @@ def sampled_logprobs(
     if not (num_top >= 0).any():
         return None
     shown = logits if mode.startswith("raw") else _final(sampled.logits, rows, slots)
-    ids = sampled.ids.cpu().numpy()[ok].astype(np.int32)
-    return token_logprobs(shown if ok.all() else shown[sampled.ok], ids, num_top, norm=mode.endswith("logprobs"))
+    ids, norm = sampled.ids.cpu().numpy()[ok].astype(np.int32), mode.endswith("logprobs")
+    shown = shown if ok.all() else shown[sampled.ok]
+    found = token_logprobs(shown, ids, num_top, norm=norm)
+    if rows.reported and found is not None:
+        named = [rows.reported.get(slot) for slot in slots[ok].tolist()]
+        return _with_named(found, shown, named, norm=norm)
+    return found
+
+
+def _with_named(
+    found: TokenLogprobs, logits: Tensor, named: Sequence[SlotArray | None], *, norm: bool
+) -> TokenLogprobs:
+    """Report the tokens that were named in place of the likeliest ones."""
+    width = max((len(ids) for ids in named if ids is not None), default=0)
+    result = _joined([found, _void(found.wanted[:0], width)])
+    for row, ids in enumerate(named):
+        if ids is not None:
+            values = logits[row, torch.from_numpy(ids).to(logits.device)]
+            result.top_ids[row, : len(ids)] = ids
+            result.top[row, : len(ids)] = (values - logits[row].logsumexp(0) if norm else values).cpu().numpy()
+    return result
 
 
 def _final(logits: Tensor, rows: SamplingRows, slots: SlotArray) -> Tensor:

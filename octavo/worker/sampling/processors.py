@@ -6,6 +6,7 @@ An engine's processor is a class named by `logits_processors` ("package.module:C
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -64,7 +65,10 @@ def load_processors(
 
 
 class RequestFunctions:
-    """The functions that single requests bring, as a processor. history: int32 [N, max_model_len] of all slots."""
+    """The functions that single requests bring, and traces to replay, as a processor.
+
+    history: int32 [N, max_model_len] of all slots.
+    """
 
     graph_safe = False
 
@@ -74,7 +78,10 @@ class RequestFunctions:
 
     def admit(self, admission: Admission) -> bool:
         """Take note of a request's functions."""
-        functions = [_with_prompt(function) for function in admission.sampling.logits_processors]
+        params = admission.sampling
+        functions = [_with_prompt(function) for function in params.logits_processors]
+        if params.trace_decode_token_ids:
+            functions.append(functools.partial(_replay, params.trace_decode_token_ids))
         if functions:
             self._functions[admission.slot] = admission.num_prompt, functions
         return bool(functions)
@@ -102,6 +109,14 @@ def _run(functions: Sequence[Callable[..., Any]], prompt: list[int], output: lis
     except Exception:  # noqa: BLE001 - whatever a user's function raises ends its own request and no other
         _log.exception("a request's logits processor failed; the request ends with an error")
         return torch.nan
+
+
+def _replay(trace: tuple[int, ...], _prompt: list[int], output: list[int], logits: Tensor) -> Tensor:
+    """Leave only the token that stands at this place of the trace; behind its end, all."""
+    if len(output) < len(trace):
+        kept = logits[trace[len(output)]].clone()
+        logits.fill_(float("-inf"))[trace[len(output)]] = kept
+    return logits
 
 
 def _with_prompt(function: Callable[..., Any]) -> Callable[[list[int], list[int], Tensor], Tensor]:

@@ -29,7 +29,8 @@ class SamplingRows:
     [N, 3] of (presence, frequency, repetition). wholes: int64 [N, 5] of (top_k, seed, choice, num_prompt, min_tokens); top_k
     0 is off. Host flags, [N]: greedy (the likeliest token is always taken), filtered (top_k or top_p is on), has_min_p,
     penalized, adjusted (anything changes logits), num_logprobs and num_prompt_logprobs (-1 for none asked), num_prompt.
-    stops, bias, words, allowed: side tables of what few bring. processors: the engine's, and that of requests' functions.
+    stops, bias, words, allowed: side tables of what few bring. reported: ids whose log-probabilities are, of few slots.
+    processors: the engine's, and that of requests' functions.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class SamplingRows:
         self.adjusted = np.zeros(num_slots, np.bool_)
         self.num_logprobs = np.full(num_slots, -1, np.int64)
         self.num_prompt_logprobs = np.full(num_slots, -1, np.int64)
+        self.reported: dict[int, SlotArray] = {}
         # A released slot keeps it: rows of its last owner may be to come.
         self.num_prompt = np.zeros(num_slots, np.int64)
         self.stops, self.bias, self.words, self.allowed = (Listed(device) for _ in range(4))
@@ -70,6 +72,8 @@ class SamplingRows:
             self.num_logprobs[slot] = self._number(params.logprobs)
             self.num_prompt_logprobs[slot] = self._number(params.prompt_logprobs)
             self.num_prompt[slot] = admission.num_prompt
+            if params.logprob_token_ids:
+                self.reported[slot] = np.array(params.logprob_token_ids, np.int64)
             self.adjusted[slot] = self._admit_lists(admission) or params.penalized
         # Without waiting: a step may be running.
         device = self.reals.device
@@ -84,6 +88,7 @@ class SamplingRows:
         self.penalized[slots] = self.adjusted[slots] = False
         self.num_logprobs[slots] = self.num_prompt_logprobs[slots] = -1
         for slot in slots.tolist():
+            self.reported.pop(slot, None)
             for listed in (self.stops, self.bias, self.words, self.allowed):
                 listed.drop(slot)
             for processor in self.processors:

@@ -68,6 +68,10 @@ ROOT = Path(__file__).parents[3]
         ("logits_processors", [3], "list of functions"),
         ("logits_processors", [print] * 17, "at most 16 functions"),
         ("extra_args", [1], "dictionary"),
+        ("logprob_token_ids", [-1], "token ids >= 0"),
+        ("logprob_token_ids", [*range(129)], "at most 128 ids"),
+        ("trace_decode_token_ids", "ab", "token ids >= 0"),
+        ("repetition_detection", {"max_size": 3}, "max_size"),
         *((name, 1, "true or false, not 1") for name in ("ignore_eos", "include_stop_str_in_output", "detokenize")),
         *((name, "no", "true or false") for name in ("skip_special_tokens", "spaces_between_special_tokens")),
         *((name, None, "true or false") for name in ("flat_logprobs", "skip_reading_prefix_cache")),
@@ -89,6 +93,20 @@ def test_spellings_that_users_know():
     assert SamplingParams(output_kind="delta").output_kind is RequestOutputKind.DELTA
 
 
+@pytest.mark.parametrize(
+    ("value", "field", "says"),
+    [
+        ({"max_pattern_size": 0, "min_count": 2}, "max_pattern_size", "between 1 and 1024, not 0"),
+        ({"max_pattern_size": 3, "min_count": 1}, "min_count", "between 2 and 1024, not 1"),
+        ({"max_pattern_size": 3, "min_count": 2, "min_pattern_size": 4}, "min_pattern_size", "must not exceed"),
+    ],
+)
+def test_patterns_have_ranges_too(value, field, says):
+    with pytest.raises(InvalidRequestError, match=says) as caught:
+        SamplingParams(repetition_detection=value)
+    assert caught.value.field == f"repetition_detection.{field}"
+
+
 def test_stop_strings_need_text():
     with pytest.raises(InvalidRequestError, match="need detokenize=True"):
         SamplingParams(stop="a", detokenize=False)
@@ -104,6 +122,8 @@ def test_parameters_cross_processes_unchanged():
         extra_args={"factor": 2, "names": ["x"]},
         presence_penalty=-1,
         truncate_prompt_tokens=-1,
+        repetition_detection={"max_pattern_size": 3, "min_count": 4},
+        trace_decode_token_ids=[3],
     )
     codec = Codec[SamplingParams](SamplingParams)
     assert codec.decode(codec.encode(given)) == given

@@ -74,6 +74,8 @@ class CommonFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: dict[str, int] | None = None
     echo: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
@@ -142,12 +144,10 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "guided_regex": _never,
     "kv_transfer_params": _empty,
     "logits_processors": _empty,
-    "logprob_token_ids": _empty,
     "mm_processor_kwargs": _empty,
     "modalities": _is([], ["text"]),
     "prompt_embeds": _never,
     "reasoning_effort": _is("none"),
-    "repetition_detection": _empty,
     "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,
     "structured_outputs": _empty,
@@ -230,6 +230,8 @@ _SAMPLING = (
     "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
+    "logprob_token_ids",
+    "repetition_detection",
     "seed",
     "max_tokens",
     "min_tokens",
