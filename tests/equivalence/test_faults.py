@@ -8,7 +8,7 @@ import pytest
 
 from octavo.engine.kvcache import allocator
 from octavo.engine.kvcache.allocator import Allocator
-from octavo.engine.schedule.scheduler import Scheduler
+from octavo.engine.schedule.state import ScheduleState
 from octavo.worker.sampling import sampler
 from octavo.worker.slots import Slots
 from tests.equivalence.draw import draw_cases
@@ -42,7 +42,7 @@ FAULTS = {
         lambda release: lambda self, holding, plan: _keep_one(release, self, holding, plan),
     ),
     "preemption loses a token": (
-        Scheduler,
+        ScheduleState,
         "preempt",
         lambda preempt: lambda self, one: _lose_a_token(preempt, self, one),
     ),
