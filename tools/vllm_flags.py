@@ -126,6 +126,9 @@ TESTS = {
     "revision": "host/checkpoint/test_hub.py::test_a_revision",
     "max-model-len": "frontend/test_launch.py::test_a_context_that_was_asked_for_must_fit",
     "max-logprobs": "frontend/test_intake.py::test_logprobs_have_a_limit",
+    "logprobs-mode": "worker/test_prompt_logprobs.py::test_the_mode_is_an_option_of_the_engine",
+    "override-generation-config": "frontend/test_llm_sampling.py::test_the_engines_defaults_and_what_a_request_says",
+    "logits-processors": "frontend/test_llm_sampling.py::test_processors_of_the_engine_reach_the_model",
     "skip-tokenizer-init": "frontend/test_intake.py::test_without_a_tokenizer_only_ids_are_taken",
     "served-model-name": "server/test_operations.py::test_models",
     "enforce-eager": "worker/test_graphs.py::test_why_there_are_no_graphs",
@@ -174,10 +177,10 @@ TESTS = {
 
 
 def state(flag: str) -> tuple[str, str]:
-    """Return what becomes of a flag, and the test of it or the reason; raises KeyError for one of which nothing is said."""
+    """Return what becomes of a flag, and the test of it or the reason; raises KeyError for one without either."""
     name = flag.replace("-", "_")
     if name in own_flags() or name in ALIASES or name == "config":
-        return "supported", f"`tests/{TESTS.get(flag, 'host/cli/test_flags.py')}`"
+        return "supported", f"`tests/{TESTS[flag]}`"
     row = FOREIGN[name]
     if not row.refused:
         return "accepted", row.why

@@ -339,18 +339,16 @@ class _Noted(argparse.Action):
 
 def _add_foreign(parser: argparse.ArgumentParser) -> None:
     """Take the options of vLLM's that are none of ours; they are in no help, but on a page of their own."""
-    own = own_flags()
     for row in FOREIGN.values():
-        if row.name not in own:
-            shorts = [short for short, name in SHORT.items() if name == row.name]
-            # A command may have given a letter another meaning.
-            names = [_spell(row.name), *(short for short in shorts if short not in parser._option_string_actions)]
-            if row.takes == "nothing":
-                names.append(_spell("no_" + row.name))
-            nargs: Any = {"nothing": 0, "one": None, "many": "+"}[row.takes]
-            parser.add_argument(
-                *names, dest=row.name, action=_Noted, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-            )
+        shorts = [short for short, name in SHORT.items() if name == row.name]
+        # A command may have given a letter another meaning.
+        names = [_spell(row.name), *(short for short in shorts if short not in parser._option_string_actions)]
+        if row.takes == "nothing":
+            names.append(_spell("no_" + row.name))
+        nargs: Any = {"nothing": 0, "one": None, "many": "+"}[row.takes]
+        parser.add_argument(
+            *names, dest=row.name, action=_Noted, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
 
 
 def _reader(flag: Flag) -> Any:

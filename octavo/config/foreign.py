@@ -2,7 +2,7 @@
 
 Command lines and scripts that were written for vLLM should work. An option that would change nothing here is accepted with a
 note; one whose wish cannot be met is refused with the reason, unless its value wishes for nothing. An option of our own with the
-same name goes before its row here.
+same name takes the place of its row here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ _ROWS = (
     *_refuse("quantization_config", "the format of weights follows from the checkpoint"),
     *_accept("allow_deprecated_quantization", "the format of weights follows from the checkpoint", "nothing"),
     *_refuse("enable_return_routed_experts return_sampling_mask enable_trace_replay", _LATER, "nothing"),
-    *_refuse("logprobs_mode", _LATER, harmless="raw_logprobs"),
     *_refuse("use_fp64_gumbel", "draws are made from counter-based random numbers, in one precision", "nothing"),
     *_refuse("disable_sliding_window", "a model's windows are part of its answers", "nothing"),
     *_accept("disable_cascade_attn", "there is no such path to switch off", "nothing"),
@@ -74,12 +73,11 @@ _ROWS = (
     *_refuse("config_format", "config.json or the metadata of a GGUF file", harmless="auto hf"),
     *_refuse("hf_token", "a token on the command line can be read by everybody on the machine: set HF_TOKEN"),
     *_refuse("model_class_overrides", "a package replaces or adds an architecture by an entry point (octavo.models)"),
-    *_refuse("pooler_config override_generation_config", _LATER),
+    *_refuse("pooler_config", _LATER),
     *_refuse("enable_sleep_mode sleep_mode_offload_cudagraph", _LATER, "nothing"),
     *_refuse("sleep_preserve_parameter_names", _LATER),
     *_accept("enable_cumem_allocator enable_nccl_comm_suspend", "it serves sleep, which is not built yet", "nothing"),
     *_refuse("model_impl", "every architecture is Octavo's own or a plugin's", harmless="auto vllm"),
-    *_refuse("logits_processors", _LATER, "many"),
     *_refuse("io_processor_plugin", _LATER),
     *_accept("renderer_num_workers", "long texts are read in threads of the front, as many as help"),
     # Loading.
@@ -188,7 +186,7 @@ _ROWS = (
     *_accept("long_prefill_token_threshold prefill_schedule_interval watermark", "steps are filled in one way"),
     *_accept("long_prefill_token_threshold_adaptive", "steps are filled in one way", "nothing"),
     *_accept("scheduler_reserve_full_isl", "pages for a whole prompt are found before it begins", "nothing"),
-    *_accept("stream_interval", "every token is sent when it is there"),
+    *_accept("stream_interval", "every request says it itself, in its field of that name"),
     # Drafts and other ways to generate.
     *_refuse("speculative_config spec_method spec_model spec_tokens watermark_config diffusion_config", _LATER),
     *_refuse("engram_config aux_output_config weight_transfer_config", _LATER),
