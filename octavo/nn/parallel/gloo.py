@@ -8,7 +8,7 @@ which, and ends them all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,34 +45,39 @@ class GlooGroup:
 
     def all_reduce(self, x: Tensor) -> None:
         """See `Group`."""
-        self._wait(self._gloo.allreduce([x]))
+        self._wait(lambda: self._gloo.allreduce([x]))
 
     def all_gather(self, parts: Sequence[Tensor], x: Tensor) -> None:
         """See `Group`."""
-        self._wait(self._gloo.allgather([list(parts)], [x]))
+        self._wait(lambda: self._gloo.allgather([list(parts)], [x]))
 
     def broadcast(self, x: Tensor, source: int) -> None:
         """See `Group`."""
-        self._wait(self._gloo.broadcast(x, source))
+        self._wait(lambda: self._gloo.broadcast(x, source))
 
     def send(self, x: Tensor, to: int) -> None:
         """See `Group`."""
         while len(self._sent) >= _KEPT:
-            self._wait(self._sent.popleft()[0])
-        self._sent.append((self._gloo.send([x], to, 0), x))
+            work, _ = self._sent.popleft()
+            self._wait(lambda work=work: work)
+        try:
+            self._sent.append((self._gloo.send([x], to, 0), x))
+        except RuntimeError as error:
+            raise PeerLostError(str(error)) from error
 
     def receive(self, x: Tensor, source: int) -> None:
         """See `Group`."""
-        self._wait(self._gloo.recv([x], source, 0))
+        self._wait(lambda: self._gloo.recv([x], source, 0))
 
     def barrier(self) -> None:
         """See `Group`."""
-        self._wait(self._gloo.barrier())
+        self._wait(lambda: self._gloo.barrier())
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, start: Callable[[], Any]) -> None:
+        """Wait for what `start` begins; a rank that is gone may show in its beginning or in its end."""
         self.waits = True
         try:
-            work.wait()
+            start().wait()
         except RuntimeError as error:
             raise PeerLostError(str(error)) from error
         self.waits = False
