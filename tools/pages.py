@@ -9,13 +9,14 @@ from pathlib import Path
 
 from octavo.config import flags
 from octavo.observe import metrics
-from tools import public_api, vllm_flags
+from tools import public_api, sampling_fields, vllm_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = {
     "flags.md": flags.render_markdown,
     "metrics.md": metrics.render_markdown,
+    "sampling-fields.md": sampling_fields.render_markdown,
     "vllm-flags.md": vllm_flags.render_markdown,
 }
 

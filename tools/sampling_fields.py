@@ -1,6 +1,4 @@
-"""What becomes of each field of vLLM's sampling parameters: the source of the documentation's table.
-
-    python tools/sampling_fields.py     prints the table
+"""What becomes of each field of vLLM's sampling parameters: the source of docs/sampling-fields.md.
 
 A test holds that no field is missing and that every test named here exists.
 """
@@ -75,12 +73,19 @@ SAMPLING_FIELDS: Final[dict[str, FieldSupport]] = {
 }
 
 
-def render() -> str:
-    """Return the table as Markdown."""
+def render_markdown() -> str:
+    """Return the page as Markdown."""
     words = {"supported": "supported", "noted": "accepted with a note", "refused": "refused"}
-    rows = [f"| `{name}` | {words[row.status]} | {row.text} |" for name, row in SAMPLING_FIELDS.items()]
-    return "\n".join(["| field | | test, note or reason |", "|---|---|---|", *rows, ""])
+    rows = [f"| `{name}` | {words[row.status]} | {_shown(row.text)} |" for name, row in SAMPLING_FIELDS.items()]
+    return "\n".join([_HEAD, "| field | | test, note or reason |", "|---|---|---|", *rows, ""])
 
 
-if __name__ == "__main__":
-    print(render(), end="")
+def _shown(text: str) -> str:
+    return f"`{text}`" if text.startswith("tests/") else text
+
+
+_HEAD = """# Fields of SamplingParams
+
+Written by `python -m tools.pages`. Every field that vLLM's `SamplingParams` has, and what becomes of it here. What each one means
+is in [From Python](offline.md).
+"""
