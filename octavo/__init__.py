@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from octavo.base.errors import OctavoError as OctavoError
     from octavo.config.engine import EngineConfig as EngineConfig
     from octavo.frontend.beams import BeamSearchParams as BeamSearchParams
+    from octavo.frontend.intake import TextPrompt as TextPrompt
+    from octavo.frontend.intake import TokensPrompt as TokensPrompt
     from octavo.frontend.vectors import EmbeddingRequestOutput as EmbeddingRequestOutput
     from octavo.frontend.vectors import PoolingRequestOutput as PoolingRequestOutput
     from octavo.llm import LLM as LLM
@@ -41,6 +43,8 @@ _PUBLIC = {
     "RequestOutput": "octavo.protocol.output",
     "CompletionOutput": "octavo.protocol.output",
     "Logprob": "octavo.protocol.output",
+    "TextPrompt": "octavo.frontend.intake",
+    "TokensPrompt": "octavo.frontend.intake",
     "OctavoError": "octavo.base.errors",
 }
 __all__ = [
@@ -57,6 +61,8 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -24,8 +24,23 @@ from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
 
-# A text, token ids, or a record with one of them ({"prompt": ...}, {"prompt_token_ids": [...]}).
-Prompt = str | Sequence[int] | Mapping[str, Any]
+
+class TextPrompt(TypedDict):
+    """A prompt as text, the way scripts write it: `TextPrompt(prompt="...")`."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: Sequence[int]
+    cache_salt: NotRequired[str]
+
+
+# A text, token ids, or a record with one of them.
+Prompt = str | Sequence[int] | Mapping[str, Any] | TextPrompt | TokensPrompt
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _LATER_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds", "encoder_prompt")

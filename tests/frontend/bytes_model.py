@@ -16,12 +16,16 @@ BOS, EOS, STOP = 256, 257, 258
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 
 
-def make_tokenizer() -> Tokenizer:
+def make_core() -> tokenizers.Tokenizer:
     core = tokenizers.Tokenizer(models.BPE(vocab=dict(byte_characters()), merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>", "<|stop|>")])
-    return Tokenizer(core, {"bos_token": "<s>", "eos_token": "</s>"})
+    return core
+
+
+def make_tokenizer() -> Tokenizer:
+    return Tokenizer(make_core(), {"bos_token": "<s>", "eos_token": "</s>"})
 
 
 def make_facts() -> ModelFacts:
