@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,6 +44,10 @@ def _describe(name: str, thing: Any) -> Iterator[str]:
         yield from (f"{name}.{field.name}{_default(field)}" for field in dataclasses.fields(thing))
     elif inspect.isclass(thing) and issubclass(thing, BaseException):
         yield f"error {name}({', '.join(base.__name__ for base in thing.__bases__)})"
+        return
+    elif typing.is_typeddict(thing):
+        yield f"mapping {name}"
+        yield from (f"{name}[{key!r}]" for key in thing.__annotations__)
         return
     else:
         yield f"class {name}{_signature(thing)}"

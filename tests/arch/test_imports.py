@@ -25,6 +25,8 @@ PUBLIC = [
     "PoolingRequestOutput",
     "EmbeddingRequestOutput",
     "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
 HEAVY = ("torch", "zmq", "starlette", "uvicorn", "transformers", "tokenizers", "numpy")
 LIST_HEAVY = f"import sys; print([name for name in {HEAVY} if name in sys.modules])"
