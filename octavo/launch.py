@@ -140,10 +140,13 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     except BaseException:
         executor.shutdown()
         raise
+    budget = resolved.max_num_batched_tokens
+    if not report.generates and config.schedule.max_num_batched_tokens is None:
+        budget = max(budget, ready.max_model_len)  # What becomes a vector is read in one step.
     limits = ScheduleLimits(
         generates=report.generates,
         max_num_seqs=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        max_num_batched_tokens=budget,
         max_model_len=ready.max_model_len,
         policy=config.schedule.scheduling_policy,
         enable_prefix_caching=config.cache.enable_prefix_caching,

@@ -24,6 +24,14 @@ def bert(tmp_path_factory):
     return folder, oracle
 
 
+def test_an_input_may_be_longer_than_steps_of_this_device_are(bert):
+    folder, oracle = bert
+    text = [1 + i % 190 for i in range(400)]
+    with LLM(folder, skip_tokenizer_init=True, dtype="float32", max_num_seqs=2) as llm:
+        (found,) = llm.encode([text], use_tqdm=False)
+    np.testing.assert_allclose(found.outputs.data, pooled(oracle, text, "mean", normalize=True).numpy(), atol=1e-4)
+
+
 def test_an_encoder_embeds_lists_and_lazy_sources(bert):
     folder, oracle = bert
     params = [
