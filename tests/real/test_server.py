@@ -23,7 +23,6 @@ QUESTION = [{"role": "user", "content": "What is the capital of France? Answer i
 # Cases whose verdict depends on the small vocabulary, context or body limit of the fake service.
 _FAKE_LIMITS = {
     "body too large",
-    "stop id beyond vocabulary",
     "prompt too long",
     "conversation too long",
     "logprobs over the limit",
