@@ -93,41 +93,14 @@ def compile_only(arch: int, *, launchers: bool) -> list[str]:
 
     launchers: compile what calls the kernels too, which takes the driver's library and a C compiler.
     """
-    from triton.backends import driver as drivers
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaLauncher
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    base: Any = drivers.DriverBase
+    from tools.absent_gpu import AbsentDriver
 
-    class NoDriver(base):
-        def __init__(self) -> None:
-            """Hold nothing."""
-
-        @classmethod
-        def is_active(cls) -> bool:
-            return True
-
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cuda", arch, 32)
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, device: int) -> int:
-            return 0
-
-        def get_active_torch_device(self) -> torch.device:
-            return torch.device("meta")
-
-        def map_python_to_cpp_type(self, name: str) -> str:
-            return name
-
-        def get_benchmarker(self) -> Any:
-            raise NotImplementedError
-
-    driver.set_active(NoDriver())
+    driver.set_active(AbsentDriver(GPUTarget("cuda", arch, 32), "meta"))
     launch: Any = JITFunction.run
     names = list[str]()
 

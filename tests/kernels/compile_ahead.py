@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -23,37 +22,9 @@ from octavo.ops.paged_attention import Scoring
 from octavo.ops.rope_write import HeadNorms, Rotation
 from octavo.ops.states import StatePages
 from octavo.ops.triton_target import shared_bytes
+from tools.absent_gpu import AbsentDriver
 
 BFLOAT16, TOKENS = torch.bfloat16, 5
-
-
-class _Absent(DriverBase):
-    """The driver of a device that is not here."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self._target = target
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def map_python_to_cpp_type(self, name: str) -> str:
-        return name
-
-    def get_benchmarker(self) -> Any:
-        raise NotImplementedError
 
 
 def random(*shape: int, dtype: torch.dtype = BFLOAT16) -> Tensor:
@@ -129,7 +100,7 @@ def other_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
 def main(backend: str, arch: str) -> None:
     """Compile for one target."""
     target = GPUTarget(backend, int(arch), 32) if backend == "cuda" else GPUTarget(backend, arch, 64)
-    driver.set_active(_Absent(target))
+    driver.set_active(AbsentDriver(target, "cpu"))
     launch = JITFunction.run
 
     def compile_only(self: JITFunction[Any], *args: Any, **kwargs: Any) -> Any:
