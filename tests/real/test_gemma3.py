@@ -16,6 +16,7 @@ from tests.real.greedy import ask, check
 from tests.real.make_oracle import NUM_TOKENS, answer, load_oracle
 from tests.real.oracle import read_answers
 from tests.real.prompts import GEMMA_PROMPTS
+from tests.real.serving import check_texts, served_texts, serving
 
 ANSWERS = read_answers("gemma3")
 WINDOW = 512
@@ -77,6 +78,17 @@ def test_alone_and_without_a_cache(model: str):
     with LLM(model, enable_prefix_caching=False, async_scheduling=False, max_model_len=1024) as llm:
         for each in SOME:
             check(ask(llm, [each]), [each])
+
+
+@pytest.mark.slow
+def test_served_streamed_and_not(model: str):
+    checkpoint = open_checkpoint(ModelConfig(model=model))
+    assert checkpoint.tokenizer is not None
+    tokenizer = load_tokenizer(checkpoint.tokenizer)
+    flags = ("--served-model-name", "gemma", "--max-model-len", "1024", "--max-num-batched-tokens", "64")
+    with serving(*flags, model=model) as url:
+        check_texts(served_texts(url, "gemma", ANSWERS, stream=False), tokenizer, ANSWERS)
+        check_texts(served_texts(url, "gemma", SOME, stream=True), tokenizer, SOME)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 import httpx
@@ -12,9 +11,8 @@ import pytest
 from octavo.checkpoint.open import open_checkpoint
 from octavo.config.model import ModelConfig
 from octavo.frontend.text.tokenizer import Tokenizer, load_tokenizer
-from tests.real.make_oracle import NUM_TOKENS
 from tests.real.oracle import read_answers
-from tests.real.serving import serving, wait_until
+from tests.real.serving import check_texts, served_texts, serving, wait_until
 from tests.server.harness import samples
 from tests.server.test_bad_input import CASES
 
@@ -62,26 +60,7 @@ def idle(url: str) -> bool:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_greedy_text_is_the_oracles(url, tokenizer, stream):
-    async def one(client: openai.AsyncOpenAI, ids: list[int]) -> str:
-        asked = await client.completions.create(
-            model="demo",
-            prompt=ids,
-            max_tokens=NUM_TOKENS,
-            temperature=0,
-            stream=stream,
-            extra_body={"ignore_eos": True, "skip_special_tokens": False},
-        )
-        if not stream:
-            return asked.choices[0].text
-        return "".join([chunk.choices[0].text async for chunk in asked if chunk.choices])
-
-    async def everybody() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=300) as client:
-            return await asyncio.gather(*[one(client, each.prompt_ids) for each in ANSWERS])
-
-    for text, each in zip(asyncio.run(everybody()), ANSWERS, strict=True):
-        certain = tokenizer.decode(each.tokens[: each.num_certain], skip_special_tokens=False).rstrip("�")
-        assert text.startswith(certain)
+    check_texts(served_texts(url, "demo", ANSWERS, stream=stream), tokenizer, ANSWERS)
 
 
 def test_chat_stream_equals_chat(client):
