@@ -51,17 +51,18 @@ def tiling(rows: int, features: int, itemsize: int, shared: int, *, crowded: boo
     crowded: there are more than PROGRAMS. All as measured best on an H200, for heads of 128 and latents of 576 in bfloat16.
     """
     token = features * itemsize
-    most = 128 if token <= 512 else 64 if token <= 1024 or shared > _LARGE_SHARED else 16
+    most = 128 if token <= 512 else 64 if token <= 1024 or (itemsize == 2 and shared > _LARGE_SHARED) else 16
     rows = max(16, min(rows, most))
     queries = rows * token // 2
-    keys = 64 if token <= 512 else 32
+    # Products of float32 are made in three parts, each of which takes shared memory.
+    keys = 64 if token <= 512 else 32 if token <= 1024 or itemsize == 2 else 16
     if rows == 128 and 256 * token + queries <= shared:
         keys = 128
     large = token > 1024 and itemsize == 2 and shared > _LARGE_SHARED
-    if large:
+    if token > 1024:
         # A latent is key and value: queries are as wide as both.
-        keys, queries = 64, 2 * queries
-    most = 2 if rows == 128 or crowded or (large and rows == 64) else 3
+        keys, queries = 64 if large else keys, 2 * queries
+    most = 2 if rows == 128 or crowded or keys == 16 or (large and rows == 64) else 3
     stages = max(1, min(most, 1 + (shared - 2 * queries) // (keys * token)))
     warps = 8 if rows == 128 or rows * features >= 2**15 or large else 4
     return Tiling(rows=rows, keys=keys, stages=stages, warps=warps)
