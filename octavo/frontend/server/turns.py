@@ -84,6 +84,16 @@ class Turn:
         await self.aclose()
 
 
+async def render_turn(request: Request, context: ServerContext, conversation: Conversation) -> list[int]:
+    """Return the token ids of a conversation; raises InvalidRequestError naming the field, or ClientGoneError."""
+    rendering = context.service.chat_prompt(
+        conversation.messages,
+        add_generation_prompt=conversation.add_generation_prompt,
+        template_kwargs=conversation.template_variables,
+    )
+    return await until_disconnect(request.receive, rendering)
+
+
 async def begin_turn(
     request: Request,
     context: ServerContext,
@@ -95,12 +105,7 @@ async def begin_turn(
     cache_salt: str = "",
 ) -> Turn:
     """Render the conversation and queue it; raises InvalidRequestError naming the field, or ClientGoneError."""
-    rendering = context.service.chat_prompt(
-        conversation.messages,
-        add_generation_prompt=conversation.add_generation_prompt,
-        template_kwargs=conversation.template_variables,
-    )
-    prompt = await until_disconnect(request.receive, rendering)
+    prompt = await render_turn(request, context, conversation)
     starting = start(context, [prompt], params, request_id=request_id, priority=priority, cache_salt=cache_salt)
     return Turn(await until_disconnect(request.receive, starting), params.n)
 
