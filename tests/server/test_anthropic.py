@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,6 +20,11 @@ from tests.server.scripted import CUT, EVENTS, script
 
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
 TOOL: dict[str, Any] = {"name": "weather", "description": "w", "input_schema": {"type": "object"}}
+
+
+@functools.cache
+def _event_type() -> TypeAdapter[Any]:
+    return TypeAdapter(RawMessageStreamEvent)
 
 
 def _with_client(
@@ -45,7 +51,7 @@ async def _events(service: FakeService, config: ServeConfig, **fields: Any) -> l
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
         if events[-1]["type"] not in ("ping", "error"):
-            TypeAdapter[Any](RawMessageStreamEvent).validate_python(events[-1], strict=True)
+            _event_type().validate_python(events[-1], strict=True)
     return events
 
 

@@ -12,10 +12,12 @@ from tests.server.fake_service import FakeService
 from tests.server.harness import client, run
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
+RESPONSES = "/v1/responses"
 USER = {"role": "user", "content": "Hi"}
 GOOD: dict[str, dict[str, Any]] = {
     MESSAGES: {"model": "tiny", "max_tokens": 4, "messages": [USER]},
     COUNT: {"model": "tiny", "messages": [USER]},
+    RESPONSES: {"model": "tiny", "input": "Hi", "max_output_tokens": 4},
 }
 _IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 _RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "x"}
@@ -58,6 +60,46 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
     ("count: no messages", COUNT, {"messages": []}, 400, "messages"),
     ("count: a stranger", COUNT, {"model": "claude"}, 404, "model"),
     ("count: an image", COUNT, {"messages": [{**USER, "content": [_IMAGE]}]}, 400, "messages[0].content[0].type"),
+    ("response: nothing", RESPONSES, b"", 400, None),
+    ("response: an array", RESPONSES, b"[]", 400, None),
+    ("response: a stranger", RESPONSES, {"model": "gpt-9"}, 404, "model"),
+    ("response: no input", RESPONSES, b"{}", 400, "input"),
+    ("response: empty input", RESPONSES, {"input": []}, 400, "input"),
+    ("response: too long", RESPONSES, {"input": "x" * 70}, 400, "input"),
+    ("response: an input of numbers", RESPONSES, {"input": [1]}, 400, "input[0]"),
+    ("response: of a wizard", RESPONSES, {"input": [{**USER, "role": "wizard"}]}, 400, "input[0].role"),
+    ("response: of nobody", RESPONSES, {"input": [{"content": "x"}]}, 400, "input[0].role"),
+    ("response: without content", RESPONSES, {"input": [{"role": "user"}]}, 400, "input[0].content"),
+    ("response: an image", RESPONSES, {"input": [{**USER, "content": [{"type": "input_image"}]}]}, 400,
+     "input[0].content[0].type"),
+    ("response: a part without text", RESPONSES, {"input": [{**USER, "content": [{"type": "input_text"}]}]}, 400,
+     "input[0].content[0].text"),
+    ("response: a reference", RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input[0].type"),
+    ("response: a nameless call", RESPONSES, {"input": [{"type": "function_call", "call_id": "x"}]}, 400,
+     "input[0].name"),
+    ("response: a call without id", RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]},
+     400, "input[0].call_id"),
+    ("response: a result of nothing", RESPONSES, {"input": [{"type": "function_call_output", "call_id": "x"}]}, 400,
+     "input[0].output"),
+    ("response: max_output_tokens 0", RESPONSES, {"max_output_tokens": 0}, 400, "max_output_tokens"),
+    ("response: temperature -1", RESPONSES, {"temperature": -1}, 400, "temperature"),
+    ("response: top_p in words", RESPONSES, {"top_p": "all"}, 400, "top_p"),
+    ("response: a stranger's thread", RESPONSES, {"previous_response_id": "resp_x"}, 404, "previous_response_id"),
+    ("response: a conversation", RESPONSES, {"conversation": "conv_x"}, 400, "conversation"),
+    ("response: a prompt of OpenAI's", RESPONSES, {"prompt": {"id": "p"}}, 400, "prompt"),
+    ("response: log-probabilities", RESPONSES, {"top_logprobs": 2}, 400, "top_logprobs"),
+    ("response: them by include", RESPONSES, {"include": ["message.output_text.logprobs"]}, 400, "include"),
+    ("response: truncation", RESPONSES, {"truncation": "auto"}, 400, "truncation"),
+    ("response: strange truncation", RESPONSES, {"truncation": "some"}, 400, "truncation"),
+    ("response: a schema", RESPONSES, {"text": {"format": {"type": "json_object"}}}, 400, "text.format"),
+    ("response: a background stream", RESPONSES, {"background": True, "stream": True}, 400, "stream"),
+    ("response: a background unkept", RESPONSES, {"background": True, "store": False}, 400, "store"),
+    ("response: a hosted tool", RESPONSES, {"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
+    ("response: a nameless tool", RESPONSES, {"tools": [{"type": "function"}]}, 400, "tools[0].name"),
+    ("response: a strange choice", RESPONSES, {"tool_choice": "some"}, 400, "tool_choice"),
+    ("response: a hosted choice", RESPONSES, {"tool_choice": {"type": "mcp", "name": "x"}}, 400, "tool_choice.type"),
+    ("response: effort a number", RESPONSES, {"reasoning": {"effort": 1}}, 400, "reasoning"),
+    ("response: metadata of numbers", RESPONSES, {"metadata": {"a": 1}}, 400, "metadata"),
 ]  # fmt: skip
 
 

@@ -61,11 +61,19 @@ ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
     ("GET", "/metrics"), ("GET", "/version"), ("POST", "/reset_prefix_cache"), ("GET", "/nowhere"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/load"), *(("POST", path) for path in MESSAGES),
+    ("POST", "/v1/responses"), ("GET", "/v1/responses/x"), ("DELETE", "/v1/responses/x"), ("POST", "/v1/responses/x/cancel"),
 ]  # fmt: skip
 
 
 # What the body of a chat is for others.
-STATUS = {"/nowhere": 404, "/v1/completions": 400, "/detokenize": 400}
+STATUS = {
+    "/nowhere": 404,
+    "/v1/responses/x": 404,
+    "/v1/responses/x/cancel": 404,
+    "/v1/responses": 400,
+    "/v1/completions": 400,
+    "/detokenize": 400,
+}
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
