@@ -15,6 +15,7 @@ from tests.server.fake_service import FakeService, answer_text
 from tests.server.harness import CHAT, client, run
 from tests.server.test_bad_input import CASES as BODIES
 from tests.server.test_bad_input import REFUSED
+from tests.server.test_bad_protocols import CASES as PROTOCOLS
 
 USER = {"role": "user", "content": "Hi"}
 CHAT_ROUTE, TEXT_ROUTE = "/v1/chat/completions", "/v1/completions"
@@ -50,6 +51,11 @@ CASES: list[tuple[str, str, str, Any, int, str | None]] = [
     ("detokenize for a stranger", "POST", "/detokenize", {"tokens": [1], "model": "x"}, 404, "model"),
     ("detokenize by GET", "GET", "/detokenize", None, 405, None),
     ("models by POST", "POST", "/v1/models", {}, 405, None),
+    ("no such response", "GET", "/v1/responses/resp_x", None, 404, "response_id"),
+    ("a response as a stream", "GET", "/v1/responses/resp_x?stream=true", None, 400, "stream"),
+    ("no such response to forget", "DELETE", "/v1/responses/resp_x", None, 404, "response_id"),
+    ("no such response to stop", "POST", "/v1/responses/resp_x/cancel", None, 404, "response_id"),
+    ("a response by PUT", "PUT", "/v1/responses/resp_x", {}, 405, None),
     ("a model by DELETE", "DELETE", "/v1/models/tiny", None, 405, None),
     ("no such model", "GET", "/v1/models/gpt-9", None, 404, "model"),
     ("a model with a strange name", "GET", "/v1/models/%00%ff", None, 404, "model"),
@@ -112,7 +118,7 @@ def test_bad_requests(
 
 def test_the_tables_reach_every_route_and_hold_enough_cases(service: FakeService) -> None:
     routes = [route for route in create_app(service, ServeConfig(), model="m").routes if isinstance(route, Route)]
-    asked = {(case[1], case[2]) for case in CASES} | {("POST", case[1]) for case in BODIES}
+    asked = {(case[1], case[2]) for case in CASES} | {("POST", case[1]) for case in (*BODIES, *PROTOCOLS)}
     unasked = [route.path for route in routes if not any(route.path_regex.match(path) for _, path in asked)]
     assert unasked == []
     assert len(BODIES) + len(REFUSED) + len(CASES) + len(COMMAND_LINES) >= 120

@@ -56,31 +56,42 @@ def _ask(service: FakeService, config: ServeConfig, *requests: tuple[str, str, d
     return run(ask())
 
 
+MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
 ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
     ("GET", "/metrics"), ("GET", "/version"), ("POST", "/reset_prefix_cache"), ("GET", "/nowhere"),
-    ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/load"),
+    ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/load"), *(("POST", path) for path in MESSAGES),
+    ("POST", "/v1/responses"), ("GET", "/v1/responses/x"), ("DELETE", "/v1/responses/x"), ("POST", "/v1/responses/x/cancel"),
 ]  # fmt: skip
 
 
 # What the body of a chat is for others.
-STATUS = {"/nowhere": 404, "/v1/completions": 400, "/detokenize": 400}
+STATUS = {
+    "/nowhere": 404,
+    "/v1/responses/x": 404,
+    "/v1/responses/x/cancel": 404,
+    "/v1/responses": 400,
+    "/v1/completions": 400,
+    "/detokenize": 400,
+}
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_without_a_key_only_health_is_open(service: FakeService, method: str, path: str) -> None:
     config = ServeConfig(api_key=("first", "second"), served_model_name=("tiny",))
     wrong: list[dict[str, str]] = [{}, {"Authorization": "Bearer third"}, {"Authorization": "Basic first"},
-             {"Authorization": "first"}, {"Authorization": "Bearer "}, {"X-Api-Key": "first"}]  # fmt: skip
+             {"Authorization": "first"}, {"Authorization": "Bearer "}, {"X-Api-Key": "third"}]  # fmt: skip
     *refused, health = _ask(service, config, *((method, path, headers) for headers in wrong), ("GET", "/health", {}))
     assert {answer.status_code for answer in refused} == {401}
     assert refused[0].headers["WWW-Authenticate"] == "Bearer"
-    assert refused[0].json()["error"]["code"] == "invalid_api_key"
+    kind = refused[0].json()["error"]["code" if path not in MESSAGES else "type"]
+    assert kind == ("invalid_api_key" if path not in MESSAGES else "authentication_error")
     assert health.status_code == 200
     assert (service.requests, service.num_resets) == ([], 0)
     for key in ("first", "second"):
-        (answer,) = _ask(service, config, (method, path, {"Authorization": f"bearer {key}"}))
-        assert answer.status_code == STATUS.get(path, 200)
+        sent = ({"Authorization": f"bearer {key}"}, {"X-Api-Key": key})
+        answers = _ask(service, config, *((method, path, headers) for headers in sent))
+        assert [answer.status_code for answer in answers] == [STATUS.get(path, 200)] * 2
 
 
 def test_no_route_is_forgotten(service: FakeService) -> None:

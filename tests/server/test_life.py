@@ -28,6 +28,8 @@ async def _until(condition: Any, seconds: float = 2.0) -> None:
         ("/v1/chat/completions", {**CHAT, "n": 2}),
         ("/v1/completions", TEXT),
         ("/v1/completions", {**TEXT, "prompt": ["a", "b", "c"]}),
+        ("/v1/messages", CHAT),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 50}),
     ],
 )
 def test_a_client_that_leaves_aborts_its_request(

@@ -21,9 +21,16 @@ from octavo.frontend.server.errors import on_defect, on_http_error, on_octavo_er
 from octavo.frontend.server.health import health, load, metrics, version
 from octavo.frontend.server.keys import ApiKeys
 from octavo.frontend.server.routes.admin import reset_prefix_cache
+from octavo.frontend.server.routes.anthropic import count_tokens, messages
 from octavo.frontend.server.routes.chat import chat_completions
 from octavo.frontend.server.routes.completions import completions
 from octavo.frontend.server.routes.models import list_models, show_model
+from octavo.frontend.server.routes.responses import (
+    cancel_response,
+    create_response,
+    delete_response,
+    show_response,
+)
 from octavo.frontend.server.routes.tokens import detokenize, tokenize
 from octavo.frontend.service import TextService
 from octavo.observe.metrics import ServerMetrics
@@ -35,6 +42,12 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+        Route("/v1/responses", create_response, methods=["POST"]),
+        Route("/v1/responses/{id}", show_response, methods=["GET"]),
+        Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
+        Route("/v1/responses/{id}/cancel", cancel_response, methods=["POST"]),
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{model:path}", show_model, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),

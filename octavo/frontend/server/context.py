@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
 from octavo.base.errors import NotFoundError
 from octavo.config.serve import ServeConfig
+from octavo.frontend.server.response_store import ResponseStore
 from octavo.frontend.service import TextService
 from octavo.observe.metrics import ServerMetrics
 
@@ -21,6 +22,7 @@ class ServerContext:
     model_names: tuple[str, ...]
     metrics: ServerMetrics
     created: int
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     def served_name(self, asked: str | None) -> str:
         """Return the name to answer under; None asks for the default. Raises NotFoundError for an unknown name."""

@@ -1,7 +1,8 @@
-"""Every error in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+"""Every error in the shape of the protocol that its route speaks: OpenAI's, unless the path is another's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -9,11 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import NotFoundError, OctavoError, QueueFullError, UnsupportedError
+from octavo.base.errors import InvalidRequestError, NotFoundError, OctavoError, QueueFullError, UnsupportedError
 from octavo.base.logging import get_logger
 
 _logger = get_logger(__name__)
-_HTTP_KINDS = {404: "not_found_error", 405: "invalid_request_error", 413: "invalid_request_error"}
 
 
 class BodyTooLargeError(OctavoError):
@@ -31,12 +31,37 @@ class AuthenticationError(OctavoError):
 
 
 def error_object(error: OctavoError) -> dict[str, Any]:
-    """Return the error as the object that OpenAI's clients read."""
-    return _shape(error.message, error.kind, error.field, _code(error))
+    """Return the error as OpenAI's clients read it: `{"error": {"message", "type", "param", "code"}}`."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": _code(error)}}
 
 
-def error_response(error: OctavoError) -> Response:
-    """Return the error as an HTTP answer; errors that pass carry Retry-After."""
+def anthropic_error(error: OctavoError) -> dict[str, Any]:
+    """Return the error as Anthropic's clients read it; its message names the field, for which there is no other place."""
+    kind = _ANTHROPIC_KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": _with_field(error)}}
+
+
+def ollama_error(error: OctavoError) -> dict[str, Any]:
+    """Return the error as Ollama's clients read it."""
+    return {"error": _with_field(error)}
+
+
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+# Beginning of a path -> the shape of its errors.
+_SHAPES: Mapping[str, Callable[[OctavoError], dict[str, Any]]] = {
+    "/v1/messages": anthropic_error,
+    "/api/": ollama_error,
+}
+
+
+def error_response(error: OctavoError, path: str = "") -> Response:
+    """Return the error as an HTTP answer; errors that pass carry Retry-After. path: of the request, says in which shape."""
     headers: dict[str, str] = {}
     if isinstance(error, QueueFullError):
         headers["Retry-After"] = str(error.retry_after)
@@ -44,7 +69,18 @@ def error_response(error: OctavoError) -> Response:
         headers["Retry-After"] = "1"
     elif error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return _response(error_object(error), error.status, headers)
+    return _response(error, error.status, headers, path)
+
+
+def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
+    """Return the error with its field called as the client calls it. names: ours -> the client's."""
+    field = error.field or ""
+    if field not in names:
+        return error
+    message = error.message
+    if message.startswith(f"{field} "):
+        message = names[field] + message.removeprefix(field)
+    return type(error)(message, field=names[field])
 
 
 async def on_octavo_error(request: Request, error: Exception) -> Response:
@@ -52,30 +88,34 @@ async def on_octavo_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OctavoError)
     if error.status == 500:
         _logger.warning("%s %s: %s", request.method, request.url.path, error.message)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Answer an unknown route or a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
-    message = error.detail
+    known: OctavoError = InvalidRequestError(error.detail)
     if error.status_code == 404:
-        message = f"no route {path}"
+        known = NotFoundError(f"no route {path}")
     elif error.status_code == 405:
-        message = f"{request.method} is not allowed on {path}"
-    body = _shape(message, _HTTP_KINDS.get(error.status_code, "invalid_request_error"), None, None)
-    return _response(body, error.status_code, dict(error.headers or {}))
+        known = InvalidRequestError(f"{request.method} is not allowed on {path}")
+    return _response(known, error.status_code, dict(error.headers or {}), path)
 
 
 async def on_defect(request: Request, error: Exception) -> Response:
     """Answer an error that nobody foresaw; its text stays in the log (Starlette raises it again, uvicorn logs it)."""
     _logger.error("%s %s failed: %r", request.method, request.url.path, error)
-    return _response(_shape("internal error; the server's log has the details", "internal_error", None, None), 500, {})
+    return error_response(defect(), request.url.path)
 
 
-def _shape(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def defect() -> OctavoError:
+    """Return what a client hears of an error that nobody foresaw."""
+    return OctavoError("internal error; the server's log has the details")
+
+
+def _with_field(error: OctavoError) -> str:
+    return error.message if error.field is None or error.field in error.message else f"{error.field}: {error.message}"
 
 
 def _code(error: OctavoError) -> str | None:
@@ -86,5 +126,8 @@ def _code(error: OctavoError) -> str | None:
     return "model_not_found" if isinstance(error, NotFoundError) and error.field == "model" else None
 
 
-def _response(body: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
-    return Response(msgspec.json.encode(body), status_code=status, headers=headers, media_type="application/json")
+def _response(error: OctavoError, status: int, headers: dict[str, str], path: str) -> Response:
+    shape = next((shape for start, shape in _SHAPES.items() if path.startswith(start)), error_object)
+    return Response(
+        msgspec.json.encode(shape(error)), status_code=status, headers=headers, media_type="application/json"
+    )

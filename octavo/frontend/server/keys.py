@@ -1,4 +1,7 @@
-"""API keys: who sends none of them gets 401 on every route but the ones that say whether the server lives."""
+"""API keys: who sends none of them gets 401 on every route but the ones that say whether the server lives.
+
+OpenAI's clients send them as `Authorization: Bearer KEY`, Anthropic's as `X-Api-Key: KEY`.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,15 @@ class ApiKeys:
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
         error = AuthenticationError("a valid key is needed: send the header Authorization: Bearer KEY")
-        await error_response(error)(scope, receive, send)
+        await error_response(error, scope["path"])(scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = _digest(key.strip())
+        headers = Headers(scope=scope)
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        given = [_digest(headers.get("x-api-key", "")), _digest(key.strip() if kind.lower() == "bearer" else "")]
         # All are compared, each in constant time: how long it takes says nothing about any key.
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return kind.lower() == "bearer" and any(matches)
+        matches = [hmac.compare_digest(one, digest) for digest in self._digests for one in given]
+        return any(matches)
 
 
 def _digest(key: str) -> bytes:

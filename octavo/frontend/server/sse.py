@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from octavo.base.errors import OctavoError
 from octavo.base.logging import get_logger
 from octavo.frontend.server.disconnect import ClientGoneError, until_disconnect
-from octavo.frontend.server.errors import error_object
+from octavo.frontend.server.errors import defect, error_object
 
 DONE = b"data: [DONE]\n\n"
 _logger = get_logger(__name__)
@@ -48,17 +48,37 @@ class Closable(Protocol):
         ...
 
 
-class EventStream(Response):
-    """Sends events as they come, and ends well: an error becomes an error event, and [DONE] is always last.
+def error_event(error: OctavoError) -> bytes:
+    """Return an error in mid-stream as an event in OpenAI's shape."""
+    return b"data: " + encode_json(error_object(error)) + b"\n\n"
 
-    `source` is closed at the end, also when the client leaves before it.
+
+def named_event(event: Mapping[str, Any]) -> bytes:
+    """Return an event that is named by its type, as Anthropic's and those of Responses are."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
+
+
+class EventStream(Response):
+    """Sends events as they come, and ends well: an error becomes an error event, and `done` is always last.
+
+    `source` is closed at the end, also when the client leaves before it. fail: the event of an error.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[bytes], source: Closable, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        source: Closable,
+        headers: Mapping[str, str],
+        *,
+        fail: Callable[[OctavoError], bytes] = error_event,
+        done: bytes = DONE,
+        media_type: str = "text/event-stream",
+    ) -> None:
         self._events = events
         self._source = source
+        self._fail = fail
+        self._done = done
+        self.media_type = media_type
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
@@ -79,15 +99,9 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except OctavoError as error:
             _logger.warning("a stream ended with an error: %s", error.message)
-            await send({"type": "http.response.body", "body": error_event(error) + DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self._fail(error) + self._done, "more_body": False})
         except Exception:
-            defect = OctavoError("internal error; the server's log has the details")
-            await send({"type": "http.response.body", "body": error_event(defect) + DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self._fail(defect()) + self._done, "more_body": False})
             raise
         else:
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
-
-
-def error_event(error: OctavoError) -> bytes:
-    """Return an error in mid-stream as an event in OpenAI's shape."""
-    return b"data: " + encode_json(error_object(error)) + b"\n\n"
+            await send({"type": "http.response.body", "body": self._done, "more_body": False})

@@ -14,6 +14,7 @@ from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.disconnect import until_disconnect
+from octavo.frontend.server.errors import renamed
 from octavo.frontend.server.events import Echo, Generation
 from octavo.frontend.server.routes.answers import Collected, begin, collect, json_response, label, token_bytes_of
 from octavo.frontend.server.routes.beams import search
@@ -109,13 +110,7 @@ def _renamed(error: InvalidRequestError, body: ChatBody) -> InvalidRequestError:
     names = {"prompt": "messages", "logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    field = error.field
-    if field not in names:
-        return error
-    message = error.message
-    if message.startswith(f"{field} "):
-        message = names[field] + message.removeprefix(field)
-    return InvalidRequestError(message, field=names[field])
+    return renamed(error, names)
 
 
 def template_variables(context: ServerContext, given: dict[str, Any] | None) -> dict[str, Any]:

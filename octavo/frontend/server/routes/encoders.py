@@ -1,0 +1,90 @@
+"""How a protocol writes a turn: one encoder, whose whole answer is what the events of its stream add up to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.base.errors import OctavoError
+from octavo.frontend.server.disconnect import until_disconnect
+from octavo.frontend.server.routes.answers import json_response
+from octavo.frontend.server.sse import EventStream
+from octavo.frontend.server.turns import Turn
+from octavo.frontend.text.dialects.events import TurnDelta
+
+Events = list[dict[str, Any]]
+
+
+class TurnEncoder(Protocol):
+    """Writes a turn of one choice. Asked for its events in order: begin, take for every delta, then end or fail."""
+
+    media_type: str
+
+    def begin(self) -> Events:
+        """Return what comes before the first token."""
+        ...
+
+    def take(self, delta: TurnDelta) -> Events:
+        """Return what the delta makes known."""
+        ...
+
+    def end(self) -> Events:
+        """Return what ends the stream well."""
+        ...
+
+    def fail(self, error: OctavoError) -> Events:
+        """Return what ends the stream with an error."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer to a request that is not streamed, once `end` was asked for."""
+        ...
+
+    def frame(self, event: Mapping[str, Any]) -> bytes:
+        """Return an event as it goes over the wire."""
+        ...
+
+
+async def encoded(turn: Turn, encoder: TurnEncoder) -> AsyncIterator[Events]:
+    """Yield the events of a turn."""
+    yield encoder.begin()
+    async for deltas in turn.events():
+        for delta in deltas:
+            yield encoder.take(delta)
+    yield encoder.end()
+
+
+async def answer(
+    request: Request, turn: Turn, encoder: TurnEncoder, *, stream: bool, headers: Mapping[str, str]
+) -> Response:
+    """Answer with a turn, streamed or whole. Raises the generation's errors, or ClientGoneError, if it is not streamed."""
+    if stream:
+        return EventStream(
+            _framed(turn, encoder),
+            turn,
+            headers,
+            fail=lambda error: _joined(encoder, encoder.fail(error)),
+            done=b"",
+            media_type=encoder.media_type,
+        )
+
+    async def run() -> None:
+        async for _ in encoded(turn, encoder):
+            pass
+
+    async with turn:
+        await until_disconnect(request.receive, run())
+    return json_response(encoder.whole(), headers)
+
+
+async def _framed(turn: Turn, encoder: TurnEncoder) -> AsyncIterator[bytes]:
+    async for events in encoded(turn, encoder):
+        if events:
+            yield _joined(encoder, events)
+
+
+def _joined(encoder: TurnEncoder, events: Events) -> bytes:
+    return b"".join([encoder.frame(event) for event in events])
