@@ -16,6 +16,7 @@ DYNAMIC_ACCESS = {
     "octavo/config/flags.py",
     "octavo/frontend/server/routes/chat.py",
     "octavo/frontend/server/routes/openai_schema.py",
+    "octavo/frontend/server/routes/responses_schema.py",
     "octavo/protocol/sampling.py",
 }
 PROBES = "octavo/checkpoint/hf_config.py"
