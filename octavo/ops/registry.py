@@ -14,6 +14,7 @@ from octavo.base.registry import Registry, import_path
 from octavo.ops import (
     causal_conv,
     cross_attention,
+    draw,
     gated_activation,
     gated_delta_rule,
     grouped_experts,
@@ -48,6 +49,7 @@ _OPS = (
     row_attention.ROW_ATTENTION,
     cross_attention.CROSS_ATTENTION,
     logits.LOGITS,
+    draw.DRAW,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
 )
@@ -77,6 +79,7 @@ class Kernels:
     row_attention: row_attention.RowAttention
     cross_attention: cross_attention.CrossAttention
     logits: logits.Logits
+    draw: draw.Draw
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule
     decisions: tuple[str, ...]

@@ -96,19 +96,6 @@ class Batch:
     lengths: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingBatch:
-    """The rows of a plan that sample. sampling, slots: int64 [S] on the host: which of the plan's rows, and theirs.
-
-    targets: int64 [S], the slots again; positions: int64 [S], of the tokens they will get.
-    """
-
-    sampling: SlotArray
-    slots: SlotArray
-    targets: Tensor
-    positions: Tensor
-
-
 def plan_rows(plan: StepPlan, slots: Slots) -> StepRows:
     """Return the rows of a plan that has at least one.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from octavo.base.logging import get_logger
 from octavo.device.base import Device, Graph
 from octavo.worker.batch import StepRows, StepShape
+from octavo.worker.sampling.rows import Ending
 from octavo.worker.step import StepOutputs, StepProgram
 
 # Above, a step keeps the device busy for longer than the host takes to launch it.
@@ -32,8 +33,8 @@ class Recorded:
     outputs: StepOutputs
 
 
-# The shape of a step, and whether it samples.
-Wanted = tuple[StepShape, bool]
+# The shape of a step, and how it ends.
+Wanted = tuple[StepShape, Ending]
 
 
 class StepGraphs:
@@ -57,16 +58,16 @@ class StepGraphs:
         """Record what an engine starts with. The largest goes first: smaller ones then fit into its memory."""
         for size in reversed(self._sizes):
             if size == self._most_rows or size & (size - 1) == 0:
-                self._record((self._decode(size), True))
+                self._record((self._decode(size), "greedy"))
 
     def record_all(self) -> None:
         """Record every greedy step that has a shape of its own; for who compiles kernels ahead, an engine waits for need."""
         for size in self._sizes:
-            self._record((self._decode(size), True))
+            self._record((self._decode(size), "greedy"))
         for rows in _powers(_LEAST_ROWS, 4, self._most_rows):
             for tokens in _powers(_LEAST_TOKENS, 2, MOST_TOKENS):
                 if tokens > rows:
-                    self._record((self._mixed(tokens, rows), True))
+                    self._record((self._mixed(tokens, rows), "greedy"))
 
     def record_next(self) -> bool:
         """Record the step that came most often and found no graph of its size; return whether there was one."""
@@ -75,13 +76,14 @@ class StepGraphs:
             self._add(wanted)
         return bool(found)
 
-    def find(self, rows: StepRows, greedy: bool) -> tuple[StepShape, Recorded | None] | None:
+    def find(self, rows: StepRows, ending: Ending) -> tuple[StepShape, Recorded | None] | None:
         """Return the shape that a step is to have, and its graph if there is one; None for a step larger than any graph's.
 
-        greedy: nothing but likeliest tokens is asked for. A step without a graph takes the shape of one all the same: kernels
-        are compiled for few shapes.
+        A step without a graph takes the shape of one all the same: kernels are compiled for few shapes.
         """
-        fitting = [(shape, greedy) for shape in self._fitting(rows)]
+        if ending == "drawn" and self._program.draw is None:
+            ending = "logits"
+        fitting: list[Wanted] = [(shape, ending) for shape in self._fitting(rows)]
         if not fitting:
             return None
         best = fitting[0]

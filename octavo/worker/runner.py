@@ -23,7 +23,6 @@ from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.step import RowError, StepPlan, StepResult, TokenLogprobs
 from octavo.worker.batch import (
     Batch,
-    SamplingBatch,
     StepRows,
     StepShape,
     make_batch,
@@ -41,7 +40,7 @@ from octavo.worker.pooling import pool
 from octavo.worker.results import Finish, Pending
 from octavo.worker.sampling.logprobs import prompt_logprobs, sampled_logprobs
 from octavo.worker.sampling.processors import load_processors
-from octavo.worker.sampling.rows import SlotArray
+from octavo.worker.sampling.rows import SamplingBatch, SlotArray
 from octavo.worker.sampling.sampler import sample
 from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
@@ -123,7 +122,14 @@ class ModelRunner:
         self._staging = Staging(self.device, 4 * (spec.max_num_seqs + 1))
         self.ledger.charge("slots")
         if self._no_graphs is None:
-            program = StepProgram(model=self.model, slots=self.slots, pool=self.pool, staging=self._staging)
+            draw = self._kernels.draw
+            program = StepProgram(
+                model=self.model,
+                slots=self.slots,
+                pool=self.pool,
+                staging=self._staging,
+                draw=None if draw in self._kernels.unrecordable.values() else draw,
+            )
             self._graphs = StepGraphs(self.device, program, self._graph_bytes)
             self._graphs.record_first()
             self.ledger.charge("graphs")
@@ -176,7 +182,7 @@ class ModelRunner:
     def _graph_for(self, rows: StepRows) -> tuple[StepShape, Recorded | None] | None:
         if self._graphs is None:
             return None
-        return self._graphs.find(rows, self.slots.sampling.plain(rows.slots[rows.sampling]))
+        return self._graphs.find(rows, self.slots.sampling.ending(rows.slots[rows.sampling]))
 
     def _encode(self, plan: StepPlan) -> None:
         """Run the encoder over the inputs of new sequences."""
@@ -242,17 +248,19 @@ class ModelRunner:
             shared = self._share(torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device))
             self._append(batch, shared[0], shared[1].bool())
             return lambda: StepResult(plan=plan.id)
-        sampled = sample(logits, self.slots.sampling, batch.slots, batch.positions)
+        sampled = sample(logits, self.slots.sampling, batch, self._kernels.draw)
         self._share(torch.stack((sampled.ids, sampled.ok)))
         self._append(batch, sampled.ids, sampled.ok)
         # A row that failed though the model's own logits were sound was left without a choice by its request.
         sound = sampled.ok if sampled.logits is logits else logits.amax(1).isfinite()
         chosen = self._staging.fetch(torch.stack((sampled.ids, sampled.ok, sound)))
-        logprobs: TokenLogprobs | None = None
-        if (self.slots.sampling.num_logprobs[batch.slots] >= 0).any():
-            # Worked out from the ids on the host: whoever asks for them waits for the device here.
-            logprobs = sampled_logprobs(logits, sampled, self.slots.sampling, batch.slots, self.spec.logprobs_mode)
-        return lambda: msgspec.structs.replace(_tokens_of(plan, batch.sampling, chosen.numpy()), logprobs=logprobs)
+        if (self.slots.sampling.num_logprobs[batch.slots] < 0).all():
+            return lambda: _tokens_of(plan, batch.sampling, chosen.numpy())
+        mode, fetch = self.spec.logprobs_mode, self._staging.fetch
+        logprobs = sampled_logprobs(logits, sampled, self.slots.sampling, batch, mode, fetch)
+        return lambda: msgspec.structs.replace(
+            _tokens_of(plan, batch.sampling, chosen.numpy()), logprobs=logprobs(chosen[1].numpy() > 0)
+        )
 
     def _scores(self, plan: StepPlan, rows: StepRows, hidden: Tensor) -> TokenLogprobs | None:
         """Return the log-probabilities of the prompts' tokens behind those of the plan's `scores`. hidden: [T, N]."""

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from octavo.nn.decoder import CausalLM
+from octavo.ops.draw import Draw
 from octavo.worker.batch import StepShape, make_batch, void_rows
 from octavo.worker.pages import PagePool
+from octavo.worker.sampling.rows import Ending
 from octavo.worker.sampling.sampler import greedy
 from octavo.worker.slots import Slots
 from octavo.worker.staging import Staging
@@ -22,7 +24,7 @@ from octavo.worker.staging import Staging
 class StepOutputs:
     """What a step leaves on the device. targets, lengths: of every row, see `Batch`.
 
-    chosen: int64 [2, R] of ids and whether they count, if it sampled; otherwise logits: float32 [R, V].
+    chosen: int64 [2, R] of ids and whether they count, if it chose; otherwise logits: float32 [R, V].
     """
 
     targets: Tensor
@@ -33,29 +35,39 @@ class StepOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProgram:
-    """Forward pass and greedy end of a step whose numbers lie at the beginning of `staging.fixed`."""
+    """Forward pass and end of a step whose numbers lie at the beginning of `staging.fixed`.
+
+    draw: None if it cannot be recorded.
+    """
 
     model: CausalLM
     slots: Slots
     pool: PagePool
     staging: Staging
+    draw: Draw | None
 
     @torch.inference_mode()
-    def run(self, shape: StepShape, sampling: bool) -> StepOutputs:
-        """Do a step. sampling: take every row's likeliest token and append it to its slot."""
+    def run(self, shape: StepShape, ending: Ending) -> StepOutputs:
+        """Do a step; what was chosen is appended to its slot."""
         batch = make_batch(self.staging.fixed[: shape.num_numbers], shape, self.slots, self.pool)
         hidden = self.model.forward(batch.ids, batch.context)
         logits = self.model.compute_logits(hidden if shape.decodes else hidden[batch.last])
-        if not sampling:
+        if ending == "logits":
             return StepOutputs(targets=batch.targets, lengths=batch.lengths, logits=logits)
-        sampled = greedy(logits)
-        self.slots.append(batch.targets, batch.lengths, sampled.ids, sampled.ok)
-        chosen = torch.stack((sampled.ids, sampled.ok))
+        if ending == "greedy":
+            found = greedy(logits)
+            ids, ok = found.ids, found.ok
+        else:
+            assert self.draw is not None
+            kept = self.slots.sampling
+            ids, ok = self.draw(logits, batch.targets, batch.lengths, kept.reals, kept.wholes)
+        self.slots.append(batch.targets, batch.lengths, ids, ok)
+        chosen = torch.stack((ids, ok))
         return StepOutputs(targets=batch.targets, lengths=batch.lengths, chosen=chosen)
 
     @torch.inference_mode()
-    def run_void(self, shape: StepShape, sampling: bool) -> StepOutputs:
+    def run_void(self, shape: StepShape, ending: Ending) -> StepOutputs:
         """Do a step of nobody's rows, which changes nothing but the scratch page."""
         rows = void_rows(shape.num_rows, shape.num_tokens, self.slots.max_model_len)
         self.staging.send(rows.numbers(shape, self.slots.void))
-        return self.run(shape, sampling)
+        return self.run(shape, ending)

@@ -13,7 +13,8 @@ from octavo.worker.batch import make_batch, shape_of, void_rows
 from octavo.worker.graphs import MOST_TOKENS, row_sizes
 from octavo.worker.loader.assemble import AssembledModel
 from octavo.worker.pages import PagePool
-from octavo.worker.sampling.sampler import WIDE_SLICE, sample
+from octavo.worker.sampling.rows import SamplingBatch
+from octavo.worker.sampling.sampler import sample
 from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
 from octavo.worker.staging import Staging
@@ -49,7 +50,6 @@ def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Me
     staging = Staging(device, 4 * (most + 1))
     # Nobody's row asks for what takes most.
     slots.sampling.greedy[:] = False
-    slots.sampling.filtered[:] = True
     slots.sampling.reals[:] = torch.tensor([1.0, 0.9, 0.0])
 
     def peak(num_rows: int, num_tokens: int) -> int:
@@ -62,9 +62,9 @@ def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Me
             hidden = loaded.model.forward(batch.ids, batch.context)
             if loaded.generates and mesh.ends:
                 logits = loaded.model.compute_logits(hidden[batch.last])
-                # As many rows as are drawn at once.
-                drawn = max(1, min(len(logits), WIDE_SLICE // vocab_size))
-                sample(logits[:drawn], slots.sampling, np.zeros(drawn, np.int64), batch.lengths[:drawn])
+                none = np.zeros(len(logits), np.int64)
+                drawn = SamplingBatch(sampling=none, slots=none, targets=batch.targets, positions=batch.lengths)
+                sample(logits, slots.sampling, drawn, loaded.kernels.draw)
 
         return device.peak(work)
 

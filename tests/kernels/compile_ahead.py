@@ -51,6 +51,8 @@ def calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
     gate, up = random(TOKENS, 2 * 3072).chunk(2, -1)
     yield "gated_activation.triton:gated_activation", (gate, up, "gelu_tanh")
     yield "gated_activation.triton:activation", (gate, "gelu")
+    slots, wholes = torch.arange(2), torch.zeros(3, 5, dtype=torch.int64)
+    yield "draw.triton:draw", (torch.randn(2, 5000), slots, slots, torch.ones(3, 3, dtype=torch.float64), wholes)
 
 
 def attention_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:

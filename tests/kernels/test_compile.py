@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,18 +26,54 @@ KERNELS = {
         "_product",
         "_add_experts",
     ),
-    *("_convolve", "_fold"),
+    *("_convolve", "_fold", "_count", "_sum_parts", "_pick"),
+}
+
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 300,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "hidden_act": "silu",
 }
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:89", "cuda:90", "cuda:100", "hip:gfx942"])
 def test_compile(target: str) -> None:
-    environment = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1"}  # noqa: TID251
+    lines = run("tests.kernels.compile_ahead", target)
+    assert {line.partition(":")[0] for line in lines} == KERNELS
+
+
+def run(module: str, *arguments: str, **variables: str) -> list[str]:
+    """Return the lines that a module prints in a process that does not interpret."""
+    environment = {**os.environ, "TRITON_DEFAULT_FP_FUSION": "1", **variables}  # noqa: TID251
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.kernels.compile_ahead", target]
+    command = [sys.executable, "-m", module, *arguments]
     answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
-    assert {line.partition(":")[0] for line in answer.stdout.splitlines()} == KERNELS
+    return answer.stdout.splitlines()
+
+
+def test_a_models_steps_are_compiled_ahead(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    options = ("--max-num-seqs", "1", "--max-model-len", "20")
+    first, folder = run("tools.kernel_cache", str(tmp_path), *options, OCTAVO_CACHE=str(cache))
+    number = int(first.removeprefix(f"{tmp_path}: ").partition(" ")[0])
+    assert folder.startswith(f"{cache / 'triton'}: {number} folders")
+    made = {file.stem for file in cache.rglob("*.cubin")}
+    assert made >= {"_rope_write", "_norm", "_attend", "_activate", "_count", "_sum_parts", "_pick"}
+    assert number <= 11, "a start compiles each of them"
 
 
 def test_every_kernel_file_is_compiled() -> None:

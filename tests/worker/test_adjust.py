@@ -18,8 +18,7 @@ from octavo.base.errors import PluginError
 from octavo.worker.sampling.adjust import adjust
 from octavo.worker.sampling.processors import load_processors
 from octavo.worker.sampling.rows import SamplingRows
-from octavo.worker.sampling.sampler import sample
-from tests.worker.test_sampling import CPU, admission, draw, reference_probs, rows_of
+from tests.worker.test_sampling import CPU, admission, draw, reference_probs, rows_of, sample_by
 
 VOCAB = 40
 NEVER = -float("inf")
@@ -201,7 +200,7 @@ def test_frequencies_follow_the_reference_with_everything_on():
     chosen = []
     for first in range(0, draws, 1000):
         copies = rows_of([admission(i, seed=first + i, **vars_of(row)) for i in range(1000)], VOCAB)
-        got = sample(logits.expand(1000, VOCAB), copies, np.arange(1000), torch.full((1000,), 6))
+        got = sample_by(logits.expand(1000, VOCAB), copies, np.arange(1000), torch.full((1000,), 6))
         assert got.ok.all()
         chosen.append(got.ids.numpy())
     changed = logits.clone()
@@ -274,8 +273,8 @@ def test_nobody_asks_and_nothing_is_copied():
     rows = rows_of([admission(0, temperature=0), admission(1, temperature=0, logprobs=0)], VOCAB)
     logits = logits_of(2)
     assert adjust(logits, rows, np.array([0, 1]), torch.tensor([1, 1])) is logits
-    assert rows.plain(np.array([0]))
-    assert not rows.plain(np.array([0, 1]))
+    assert rows.ending(np.array([0])) == "greedy"
+    assert rows.ending(np.array([0, 1])) == "logits"
 
 
 class Doubling:

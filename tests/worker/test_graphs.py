@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from octavo.device.fake import fake_device
+from octavo.ops.registry import bind
 from octavo.worker.graphs import row_sizes
 from octavo.worker.runner import ModelRunner
-from tests.worker.toy import FlatToy, Host, Loaded, ToyModel, geometry, toy_spec
+from tests.worker.toy import FlatToy, Host, Loaded, ToyModel, flat_draw, geometry, toy_spec
 
 NUM_PAGES = 160
 PROMPTS = [[(7 * i + 3 * j * j) % 90 for j in range(n)] for i, n in enumerate((1, 5, 13, 22, 3, 8))]
 FEATURES = frozenset(("queue", "graphs"))
 
 
-def make(monkeypatch, model=None, features=FEATURES, **changes):
+def make(monkeypatch, model=None, features=FEATURES, draw=None, **changes):
     """A runner on a device with graphs, and a host for it."""
     device = fake_device(features=features)
     monkeypatch.setattr("octavo.worker.runner.detect", lambda kind: device)
-    model = model or FlatToy()
-    runner = ModelRunner(toy_spec(**changes), lambda checkpoint, **_: Loaded(model=model, unrecordable=()))
+    loaded = Loaded(model=model or FlatToy(), unrecordable=())
+    if draw is not None:
+        loaded.kernels = replace(bind(device.facts, "float64"), draw=draw)
+    runner = ModelRunner(toy_spec(**changes), lambda checkpoint, **_: loaded)
     report = runner.load()
     runner.allocate(geometry(1), NUM_PAGES)
     return runner, Host(geometry(1), NUM_PAGES), device, report
@@ -180,9 +185,51 @@ def test_who_asks_for_more_is_sampled_behind_the_graph(monkeypatch):
     assert (none, some) == (0, 6), "recorded at the eighth step"
 
 
-def test_a_drawn_row_that_joins_a_recorded_step_is_drawn(monkeypatch):
+KINDS = [
+    {"temperature": 0.9, "top_p": 0.9, "seed": 7},
+    {},
+    {"temperature": 1.2, "seed": 3},
+    {"temperature": 0.7, "top_k": 5, "min_p": 0.01, "seed": 3, "choice": 1},
+    {"temperature": 2.0, "top_k": 1},
+]
+
+
+@pytest.mark.parametrize("draw", [None, flat_draw])
+def test_rows_are_drawn_inside_the_graph(monkeypatch, draw):
+    """Or behind it, where drawing cannot be recorded."""
+
     def run(features):
-        runner, host, device, _ = make(monkeypatch, features=features)
+        runner, host, device, _ = make(monkeypatch, features=features, draw=draw)
+        lengths, found = dict[int, int](), list[list[int]]()
+        for slot, params in enumerate(KINDS):
+            start(runner, host, slot, PROMPTS[slot], **params)
+            lengths[slot] = len(PROMPTS[slot]) + 1
+        num_graphs, before = len(device.graphs), device.num_replays
+        for _ in range(14):
+            found.append(follow(runner, host, lengths).result().ids.tolist())
+            lengths = {slot: length + 1 for slot, length in lengths.items()}
+        return found, device.num_replays - before, [graph.num_operations for graph in device.graphs[num_graphs:]]
+
+    (plain, none, _), (replayed, some, (recorded,)) = run(frozenset()), run(FEATURES)
+    assert replayed == plain
+    assert (none, some) == (0, 7), "recorded at the eighth step"
+    greedy = [FlatToy().greedy(PROMPTS[slot], 15)[1:] for slot in (1, 4)]
+    assert [[ids[slot] for ids in plain] for slot in (1, 4)] == greedy
+    assert [ids[0] for ids in plain] != FlatToy().greedy(PROMPTS[0], 15)[1:]
+    # A forward pass alone has fewer operations.
+    assert (recorded > run_operations(monkeypatch)) == (draw is not None)
+
+
+def run_operations(monkeypatch):
+    """Operations of a step that ends with the likeliest tokens."""
+    *_, device, _ = make(monkeypatch)
+    return device.graphs[0].num_operations
+
+
+@pytest.mark.parametrize("draw", [None, flat_draw])
+def test_a_drawn_row_that_joins_a_recorded_step_is_drawn(monkeypatch, draw):
+    def run(features):
+        runner, host, device, _ = make(monkeypatch, features=features, draw=draw)
         found = [start(runner, host, 0, PROMPTS[1])]
         for turn in range(12):
             host.admit(1 + turn % 7, PROMPTS[2], generation=turn, temperature=1.5 if turn > 9 else 0.0, seed=turn)

@@ -8,11 +8,12 @@ import torch
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import InvalidRequestError
+from octavo.ops.draw.reference import draw as reference
 from octavo.worker.sampling.logprobs import prompt_logprobs, sampled_logprobs
 from octavo.worker.sampling.sampler import sample
 from tests.equivalence.models import PROMPTS, VOCAB, TinyModel
 from tests.worker.test_adjust import penalized
-from tests.worker.test_sampling import admission, rows_of
+from tests.worker.test_sampling import admission, batch_of, rows_of
 
 OPTIONS = {"max_model_len": 192, "max_num_seqs": 8, "dtype": "float32"}
 
@@ -145,8 +146,9 @@ def test_every_mode_reports_what_it_says(mode):
         admission(2, temperature=2.0, seed=3),
     ]
     rows, slots = rows_of(admissions, 40), np.arange(3)
-    sampled = sample(logits, rows, slots, torch.full((3,), 3))
-    got = sampled_logprobs(logits, sampled, rows, slots, mode)
+    batch = batch_of(slots, torch.full((3,), 3))
+    sampled = sample(logits, rows, batch, reference)
+    got = sampled_logprobs(logits, sampled, rows, batch, mode, lambda tensor: tensor)(np.array([True, True, True]))
     assert got.wanted.tolist() == [True, True, False]
     for row, temperature in ((0, 0.7), (1, 1.0)):
         want = logits[row].double().numpy()

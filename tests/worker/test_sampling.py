@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.ops.draw.filters import keep_sorted, keep_top
+from octavo.ops.draw.reference import draw as reference
+from octavo.ops.draw.uniform import uniform
 from octavo.protocol.arrays import int32
 from octavo.protocol.sampling import SamplingParams
 from octavo.protocol.step import Admission
-from octavo.worker.sampling.filters import keep_top
 from octavo.worker.sampling.logprobs import token_logprobs
-from octavo.worker.sampling.rows import SamplingRows
+from octavo.worker.sampling.rows import SamplingBatch, SamplingRows
 from octavo.worker.sampling.sampler import sample
-from octavo.worker.sampling.uniform import uniform
 
 CPU = torch.device("cpu")
 _MASK = 2**64 - 1
@@ -51,7 +52,17 @@ def rows_of(admissions, vocab):
 def draw(logits, admissions, positions):
     rows = rows_of(admissions, logits.shape[1])
     slots = np.array([a.slot for a in admissions])
-    return sample(logits, rows, slots, torch.as_tensor(positions))
+    return sample_by(logits, rows, slots, torch.as_tensor(positions))
+
+
+def batch_of(slots, positions):
+    return SamplingBatch(
+        sampling=np.arange(len(slots)), slots=slots, targets=torch.from_numpy(slots), positions=positions
+    )
+
+
+def sample_by(logits, rows, slots, positions):
+    return sample(logits, rows, batch_of(slots, positions), reference)
 
 
 def splitmix(seed, choice, position):
@@ -109,7 +120,7 @@ def test_frequencies_follow_the_reference(params):
     vocab, draws = 32, 20000
     logits = torch.from_numpy(np.random.default_rng(1).normal(0, 1.5, vocab).astype(np.float32))
     rows = rows_of([admission(seed=11, **params)], vocab)
-    got = sample(logits.expand(draws, vocab), rows, np.zeros(draws, np.int64), torch.arange(draws)).ids.numpy()
+    got = sample_by(logits.expand(draws, vocab), rows, np.zeros(draws, np.int64), torch.arange(draws)).ids.numpy()
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | params
     expected = reference_probs(logits.numpy(), **full) * draws
     observed = np.bincount(got, minlength=vocab)
@@ -123,13 +134,14 @@ def test_frequencies_follow_the_reference(params):
 
 @pytest.mark.parametrize("vocab", [40, 1000])
 @pytest.mark.parametrize("levels", [7, 10**6])  # few levels: many ties
-def test_filters_keep_exactly_the_reference_set(vocab, levels):
+@pytest.mark.parametrize("keep", [keep_top, keep_sorted])
+def test_filters_keep_exactly_the_reference_set(vocab, levels, keep):
     rng = np.random.default_rng(vocab + levels)
     cases = [(0, 0.5), (0, 0.999), (0, 1e-9), (1, 1.0), (3, 1.0), (17, 0.6), (vocab - 1, 0.3), (39, 1.0), (0, 0.9)]
     # Whole numbers: sums are exact in any order.
     weights = rng.integers(0, levels, (len(cases), vocab)).astype(np.float64)
     weights[:, 5] = levels
-    kept = keep_top(
+    kept = keep(
         torch.from_numpy(weights),
         torch.tensor([k for k, _ in cases]),
         torch.tensor([p for _, p in cases], dtype=torch.float64),
@@ -185,7 +197,7 @@ def test_slices_do_not_change_what_is_drawn(monkeypatch):
     logits = torch.randn(20, 100, generator=torch.Generator().manual_seed(4))
     admissions = [admission(i, seed=5, choice=i, top_p=0.95) for i in range(20)]
     whole = draw(logits, admissions, [9] * 20).ids.tolist()
-    monkeypatch.setattr("octavo.worker.sampling.sampler._SLICE", 300)
+    monkeypatch.setattr("octavo.ops.draw.reference._SLICE", 300)
     assert draw(logits, admissions, [9] * 20).ids.tolist() == whole
 
 
@@ -244,7 +256,7 @@ def test_released_slots_forget_what_was_asked():
     rows = rows_of([admission(0, temperature=1.0, stop_ids=(1,), min_tokens=5, logprobs=3)], 4)
     rows.release(np.array([0]))
     rows.admit([admission(0, temperature=0)])
-    result = sample(torch.tensor([[0.0, 5.0, 0.0, 0.0]]), rows, np.array([0]), torch.tensor([1]))
+    result = sample_by(torch.tensor([[0.0, 5.0, 0.0, 0.0]]), rows, np.array([0]), torch.tensor([1]))
     assert result.ids.tolist() == [1]
     assert rows.num_logprobs[0] == -1
 

@@ -12,10 +12,13 @@ from octavo.base.facts import ModelFacts, RopeFacts
 from octavo.checkpoint.record import Checkpoint
 from octavo.device.fake import FakeDevice
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
+from octavo.ops.draw import CHOICE, SEED, TEMPERATURE, TOP_K
+from octavo.ops.draw.reference import kept_weights
+from octavo.ops.draw.uniform import uniform
 from octavo.ops.registry import Kernels, bind
 from octavo.protocol.arrays import int32, rows32
 from octavo.protocol.kept import KeptLayer, KeptTokens, Plane
-from octavo.protocol.sampling import SamplingParams
+from octavo.protocol.sampling import GREEDY_BELOW, SamplingParams
 from octavo.protocol.step import FROM_DEVICE, Admission, StepPlan
 from octavo.worker.spec import WorkerSpec
 
@@ -134,6 +137,17 @@ class FlatToy(ToyModel):
             mixed = torch.einsum("ths,tshd->thd", weights, v).flatten(1)
             hidden = torch.tanh(hidden + torch.where(owned, mixed, 0.0))
         return hidden
+
+
+def flat_draw(logits, slots, positions, reals, wholes):
+    """Draws as the reference does; a graph of it can be recorded."""
+    peaks, ids = logits.max(1)
+    reals, wholes = reals[slots], wholes[slots]
+    reached = kept_weights(logits, reals, wholes, waiting=False).cumsum(1)
+    target = uniform(wholes[:, SEED], wholes[:, CHOICE], positions)[:, None] * reached[:, -1:]
+    found = torch.searchsorted(reached, target, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+    is_drawn = (reals[:, TEMPERATURE] >= GREEDY_BELOW) & (wholes[:, TOP_K] != 1)
+    return torch.where(is_drawn, found, ids), peaks.isfinite()
 
 
 @dataclass

@@ -13,61 +13,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.ops.draw import TEMPERATURE
+from octavo.ops.draw.reference import kept_weights
 from octavo.protocol.arrays import BoolArray, Int32Array
 from octavo.protocol.step import TokenLogprobs
-from octavo.worker.sampling.rows import SamplingRows, SlotArray
-from octavo.worker.sampling.sampler import Sampled, kept_weights
+from octavo.worker.sampling.rows import SamplingBatch, SamplingRows, SlotArray
+from octavo.worker.sampling.sampler import Sampled
 
-# Logits of a prompt are made for slices of at most this many numbers.
+# Brings a tensor to the host: what it returns is good once the device has come to the end of its queue.
+Fetch = Callable[[Tensor], Tensor]
+# Logits of a prompt are made, and final logits worked out, for slices of at most this many numbers.
 _SLICE = 2**23
 
 
 def sampled_logprobs(
-    logits: Tensor, sampled: Sampled, rows: SamplingRows, slots: SlotArray, mode: str
-) -> TokenLogprobs | None:
-    """Return what is reported of the tokens of the rows that are ok, None if none of them asked.
+    logits: Tensor, sampled: Sampled, rows: SamplingRows, batch: SamplingBatch, mode: str, fetch: Fetch
+) -> Callable[[BoolArray], TokenLogprobs | None]:
+    """Queue what is reported of the tokens of a step, and return what makes it once the device has come so far.
 
-    logits: float32 [S, V], the model's own. slots: int64 [S].
+    logits: float32 [S, V], the model's own. What is returned takes which rows are ok, bool [S], and gives theirs, None if none
+    of them asked.
     """
-    ok = sampled.ok.cpu().numpy()
-    num_top = rows.num_logprobs[slots][ok]
-    if not (num_top >= 0).any():
-        return None
-    shown = logits if mode.startswith("raw") else _final(sampled.logits, rows, slots)
-    ids, norm = sampled.ids.cpu().numpy()[ok].astype(np.int32), mode.endswith("logprobs")
-    shown = shown if ok.all() else shown[sampled.ok]
-    found = token_logprobs(shown, ids, num_top, norm=norm)
-    if rows.reported and found is not None:
-        named = [rows.reported.get(slot) for slot in slots[ok].tolist()]
-        return _with_named(found, shown, named, norm=norm)
-    return found
+    num_top, norm = rows.num_logprobs[batch.slots], mode.endswith("logprobs")
+    shown = logits if mode.startswith("raw") else _final(sampled.logits, rows, batch)
+    named = [rows.reported.get(slot) for slot in batch.slots.tolist()] if rows.reported else []
+    queued = _queue(shown, sampled.ids, num_top, named, norm=norm)
+    numbers, ids = (fetch(tensor) for tensor in queued)
+
+    def finish(ok: BoolArray) -> TokenLogprobs | None:
+        if not (num_top[ok] >= 0).any():
+            return None
+        whole = _record(num_top, numbers, ids, named)
+        return TokenLogprobs(
+            wanted=whole.wanted[ok],
+            chosen=whole.chosen[ok],
+            ranks=whole.ranks[ok],
+            top_ids=whole.top_ids[ok],
+            top=whole.top[ok],
+        )
+
+    return finish
 
 
-def _with_named(
-    found: TokenLogprobs, logits: Tensor, named: Sequence[SlotArray | None], *, norm: bool
-) -> TokenLogprobs:
-    """Report the tokens that were named in place of the likeliest ones."""
-    width = max((len(ids) for ids in named if ids is not None), default=0)
-    result = _joined([found, _void(found.wanted[:0], width)])
-    for row, ids in enumerate(named):
-        if ids is not None:
-            values = logits[row, torch.from_numpy(ids).to(logits.device)]
-            result.top_ids[row, : len(ids)] = ids
-            result.top[row, : len(ids)] = (values - logits[row].logsumexp(0) if norm else values).cpu().numpy()
-    return result
-
-
-def _final(logits: Tensor, rows: SamplingRows, slots: SlotArray) -> Tensor:
+def _final(logits: Tensor, rows: SamplingRows, batch: SamplingBatch) -> Tensor:
     """Return the logits that tokens were drawn by, float32 [S, V]; those that no filter kept are -inf."""
-    drawn = torch.from_numpy(~rows.greedy[slots]).to(logits.device)
-    if not drawn.any():
-        return logits
-    chosen = slots[~rows.greedy[slots]]
-    part = logits[drawn]
-    kept = kept_weights(part, part.max(1).values, rows, chosen) > 0
-    temperature = rows.reals[torch.from_numpy(chosen).to(logits.device), :1].float()
-    final = logits.clone()
-    final[drawn] = torch.where(kept, part / temperature, float("-inf"))
+    drawn, waiting = np.flatnonzero(~rows.greedy[batch.slots]), logits.device.type == "cpu"
+    final = logits.clone() if len(drawn) else logits
+    for part in torch.from_numpy(drawn).to(logits.device, non_blocking=True).split(max(1, _SLICE // logits.shape[1])):
+        slots, own = batch.targets[part], logits[part]
+        reals, wholes = rows.reals[slots], rows.wholes[slots]
+        kept = kept_weights(own, reals, wholes, waiting=waiting) > 0
+        final[part] = torch.where(kept, own / reals[:, TEMPERATURE, None].float(), float("-inf"))
     return final
 
 
@@ -117,21 +113,54 @@ def token_logprobs(logits: Tensor, ids: Int32Array, num_top: SlotArray, *, norm:
     logits: float32 [t, V]. ids: int32 [t]. num_top: int64 [t], alternatives each row asked for, -1 for no log-probabilities.
     norm: False returns the logits themselves.
     """
-    wanted = num_top >= 0
-    if not wanted.any():
+    if not (num_top >= 0).any():
         return None
-    asked = np.flatnonzero(wanted)
-    width = int(num_top.max())
-    rows = logits[torch.from_numpy(asked).to(logits.device)]
-    picked = rows.gather(1, torch.from_numpy(ids[asked].astype(np.int64)).to(logits.device)[:, None])
-    total = rows.logsumexp(dim=1, keepdim=True) if norm else torch.zeros_like(picked)
-    best = rows.topk(width, dim=1)
-    result = _void(wanted, width)
-    result.chosen[asked] = (picked - total)[:, 0].cpu().numpy()
-    result.ranks[asked] = ((rows > picked).sum(1) + 1).cpu().numpy()
+    chosen = torch.from_numpy(ids.astype(np.int64)).to(logits.device)
+    numbers, found = _queue(logits, chosen, num_top, (), norm=norm)
+    return _record(num_top, numbers.cpu(), found.cpu(), ())
+
+
+def _queue(
+    logits: Tensor, ids: Tensor, num_top: SlotArray, named: Sequence[SlotArray | None], *, norm: bool
+) -> tuple[Tensor, Tensor]:
+    """Work out what `_record` takes, of the A rows that asked: float32 [A, 1 + w + n] and int64 [A, 1 + w].
+
+    The logits of the chosen token, of the w likeliest and of up to n that were `named`, less the norm; the chosen token's rank
+    and the likeliest ids. Nothing is waited for.
+    """
+    asked = np.flatnonzero(num_top >= 0)
+    if len(asked) < len(num_top):
+        index = torch.from_numpy(asked).to(logits.device, non_blocking=True)
+        logits, ids = logits[index], ids[index]
+    picked = logits.gather(1, ids[:, None])
+    best = logits.topk(int(num_top.max()), dim=1)
+    numbers = [picked, best.values]
+    if named:
+        width = max((len(one) for one in named if one is not None), default=0)
+        padded = np.zeros((len(named), width), np.int64)
+        for row, one in enumerate(named):
+            padded[row, : 0 if one is None else len(one)] = 0 if one is None else one
+        numbers.append(logits.gather(1, torch.from_numpy(padded[asked]).to(logits.device, non_blocking=True)))
+    found = torch.cat(numbers, 1)
+    ranks = (logits > picked).sum(1, keepdim=True) + 1
+    return found - logits.logsumexp(dim=1, keepdim=True) if norm else found, torch.cat((ranks, best.indices), 1)
+
+
+def _record(num_top: SlotArray, numbers: Tensor, ids: Tensor, named: Sequence[SlotArray | None]) -> TokenLogprobs:
+    """Return the record of all rows from what `_queue` gave, which is on the host by now."""
+    values, found, asked = numbers.numpy(), ids.numpy(), np.flatnonzero(num_top >= 0)
+    width = found.shape[1] - 1
+    result = _void(num_top >= 0, max(width, values.shape[1] - 1 - width))
     inside = np.arange(width) < num_top[asked][:, None]
-    result.top_ids[asked] = np.where(inside, best.indices.cpu().numpy(), -1)
-    result.top[asked] = np.where(inside, (best.values - total).cpu().numpy(), -np.inf)
+    result.chosen[asked], result.ranks[asked] = values[:, 0], found[:, 0]
+    result.top_ids[asked, :width] = np.where(inside, found[:, 1:], -1)
+    result.top[asked, :width] = np.where(inside, values[:, 1 : 1 + width], -np.inf)
+    for place, row in enumerate(asked.tolist() if named else ()):
+        own = named[row]
+        if own is not None:
+            # In place of the likeliest ones.
+            result.top_ids[row, : len(own)] = own
+            result.top[row, : len(own)] = values[place, 1 + width : 1 + width + len(own)]
     return result
 
 

@@ -7,19 +7,38 @@ bring lies in side tables, only for them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from octavo.ops.draw import CHOICE
 from octavo.protocol.step import Admission
 from octavo.worker.sampling.listed import Listed
 from octavo.worker.sampling.processors import LogitsProcessor, RequestFunctions
 
 SlotArray = npt.NDArray[np.int64]
-# Columns of `SamplingRows.wholes`.
-TOP_K, SEED, CHOICE, NUM_PROMPT, MIN_TOKENS = range(5)
+# Columns of `SamplingRows.wholes`, behind those that `octavo.ops.draw` reads.
+NUM_PROMPT, MIN_TOKENS = range(CHOICE + 1, CHOICE + 3)
+# How a step ends, as far as a graph can record it: with every row's likeliest token, with one drawn as its request wants it, or
+# with logits, of which the host has more to do.
+Ending = Literal["greedy", "drawn", "logits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingBatch:
+    """The rows of a plan that sample. sampling, slots: int64 [S] on the host: which of the plan's rows, and theirs.
+
+    targets: int64 [S], the slots again; positions: int64 [S], of the tokens they will get.
+    """
+
+    sampling: SlotArray
+    slots: SlotArray
+    targets: Tensor
+    positions: Tensor
 
 
 class SamplingRows:
@@ -27,8 +46,8 @@ class SamplingRows:
 
     history, bounds: of all slots, see `Slots`. reals: float64 [N, 3] of (temperature, top_p, min_p). penalties: float32
     [N, 3] of (presence, frequency, repetition). wholes: int64 [N, 5] of (top_k, seed, choice, num_prompt, min_tokens); top_k
-    0 is off. Host flags, [N]: greedy (the likeliest token is always taken), filtered (top_k or top_p is on), has_min_p,
-    penalized, adjusted (anything changes logits), num_logprobs and num_prompt_logprobs (-1 for none asked), num_prompt.
+    0 is off. Host flags, [N]: greedy (the likeliest token is always taken), penalized, adjusted (anything changes logits),
+    num_logprobs and num_prompt_logprobs (-1 for none asked), num_prompt.
     stops, bias, words, allowed: side tables of what few bring. reported: ids whose log-probabilities are, of few slots.
     processors: the engine's, and that of requests' functions.
     """
@@ -44,8 +63,6 @@ class SamplingRows:
         self.penalties = torch.zeros((num_slots, 3), device=device)
         self.wholes = torch.zeros((num_slots, 5), dtype=torch.int64, device=device)
         self.greedy = np.ones(num_slots, np.bool_)
-        self.filtered = np.zeros(num_slots, np.bool_)
-        self.has_min_p = np.zeros(num_slots, np.bool_)
         self.penalized = np.zeros(num_slots, np.bool_)
         self.adjusted = np.zeros(num_slots, np.bool_)
         self.num_logprobs = np.full(num_slots, -1, np.int64)
@@ -66,8 +83,6 @@ class SamplingRows:
             wholes.append((top_k, admission.seed, admission.choice, admission.num_prompt, params.min_tokens))
             penalties.append((params.presence_penalty, params.frequency_penalty, params.repetition_penalty))
             self.greedy[slot] = params.greedy
-            self.filtered[slot] = top_k > 0 or params.top_p < 1.0
-            self.has_min_p[slot] = params.min_p > 0.0
             self.penalized[slot] = params.penalized
             self.num_logprobs[slot] = self._number(params.logprobs)
             self.num_prompt_logprobs[slot] = self._number(params.prompt_logprobs)
@@ -94,10 +109,11 @@ class SamplingRows:
             for processor in self.processors:
                 processor.release(slot)
 
-    def plain(self, slots: SlotArray) -> bool:
-        """Whether these rows only take the likeliest token: a step that a graph of forward pass and argmax can do whole."""
-        asked = self.adjusted[slots] | ~self.greedy[slots] | (self.num_logprobs[slots] >= 0)
-        return not asked.any()
+    def ending(self, slots: SlotArray) -> Ending:
+        """Return how a step of these rows ends."""
+        if (self.adjusted[slots] | (self.num_logprobs[slots] >= 0)).any():
+            return "logits"
+        return "greedy" if self.greedy[slots].all() else "drawn"
 
     def _admit_lists(self, admission: Admission) -> bool:
         """Write the side tables of a slot; returns whether it has anything in them."""

@@ -44,6 +44,15 @@ def keep_top(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     return keep
 
 
+def keep_sorted(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Return the same as `keep_top`, reading nothing on the host: all weights are sorted."""
+    ranked, order = weights.sort(dim=1, descending=True, stable=True)
+    limit, reached = torch.where(top_k > 0, top_k, weights.shape[1]), ranked.cumsum(1)
+    goal = top_p * reached.gather(1, limit[:, None] - 1)[:, 0]
+    kept = torch.arange(weights.shape[1], device=weights.device) < _num_kept(reached, limit, goal, top_p)[:, None]
+    return torch.zeros_like(kept).scatter_(1, order, kept)
+
+
 def _ranked(weights: Tensor, count: int) -> Tensor:
     """Return the `count` largest weights of each row, falling: [F, W]."""
     if count == weights.shape[1]:

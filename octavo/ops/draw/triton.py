@@ -1,0 +1,298 @@
+"""Drawing in Triton: nothing is sorted, and nothing depends on what the host could read.
+
+A token's key says how far its logit lies behind the row's largest, in 2**-25 temperatures: 30 bits, what is 32 temperatures
+behind weighs nothing. The last key that top_k or top_p keeps is found ten bits at a time: tokens are counted and weighed into
+1,024 bins by their next bits, which gives the bin in which the limit lies, and so on within that bin; first for top_k, then for
+top_p among what that keeps. Weights are whole numbers of 2**-44 of the likeliest's, so that sums are the same in any order.
+
+Shapes: S rows, V vocabulary, P parts of it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.protocol.sampling import GREEDY_BELOW
+
+_BINS, _TABLES, _NOTES = tl.constexpr(1024), tl.constexpr(5), tl.constexpr(24)
+# The key of what is dropped.
+_NONE = tl.constexpr(2**30)
+_GREEDY = tl.constexpr(GREEDY_BELOW)
+_STEP, _FIRST, _SECOND = (
+    tl.constexpr(number) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+_BLOCK, _MOST_PARTS, _PROGRAMS = 1024, 64, 1024
+
+
+@triton.jit
+def _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row):
+    """Return (temperature, top_p, min_p, top_k, whether the likeliest is taken)."""
+    slot = tl.load(slots_ptr + row)
+    temperature = tl.load(reals_ptr + slot * reals_row)
+    top_p, min_p = tl.load(reals_ptr + slot * reals_row + 1), tl.load(reals_ptr + slot * reals_row + 2)
+    top_k = tl.load(wholes_ptr + slot * wholes_row)
+    return temperature, top_p, min_p, top_k, (temperature < _GREEDY) | (top_k == 1)
+
+
+@triton.jit
+def _weigh(logits_ptr, ids, end, peak, temperature, min_p):
+    """Return keys, int32, and weights, int64."""
+    x = tl.load(logits_ptr + ids, mask=ids < end, other=float("-inf")).to(tl.float64)
+    behind = (peak.to(tl.float64) - x) / temperature
+    behind = tl.where(behind < 32.0, behind, 32.0)
+    share = tl.exp(-behind)
+    keys = tl.where(share < min_p, _NONE, (behind * 33554432.0).to(tl.int32))
+    return keys, tl.where(keys < _NONE, share * 17592186044416.0 + 0.5, 0.0).to(tl.int64)
+
+
+@triton.jit
+def _settle(table_ptr, left, by_mass):
+    """Find the bin in which `left` tokens, or so much weight, are reached: (bin, tokens before it, weight, in it both)."""
+    bins = tl.arange(0, _BINS)
+    counts, masses = tl.load(table_ptr + bins), tl.load(table_ptr + _BINS + bins)
+    reached = tl.cumsum(tl.where(by_mass, masses, counts), 0)
+    found = tl.minimum(tl.sum((reached < left).to(tl.int32), 0), _BINS - 1)
+    count, mass = tl.sum(tl.where(bins < found, counts, 0), 0), tl.sum(tl.where(bins < found, masses, 0), 0)
+    return found, count, mass, tl.load(table_ptr + found), tl.load(table_ptr + _BINS + found)
+
+
+@triton.jit
+def _note(notes_ptr, first, second, third):
+    tl.store(notes_ptr, first.to(tl.int64))
+    tl.store(notes_ptr + 1, second.to(tl.int64))
+    tl.store(notes_ptr + 2, third.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["num_ids", "part_size", "level"], do_not_specialize_on_alignment=["slots_ptr"])
+def _count(
+    logits_ptr,
+    peaks_ptr,
+    slots_ptr,
+    reals_ptr,
+    wholes_ptr,
+    tables_ptr,
+    notes_ptr,
+    num_ids,
+    part_size,
+    logits_row,
+    reals_row,
+    wholes_row,
+    level,
+    BLOCK: tl.constexpr,
+):
+    """Fill a row's table `level`: 0 all bins, 1 and 2 towards the limit of top_k, 3 and 4 towards that of top_p.
+
+    Notes of a row, three numbers for each level: (bits of the key so far, tokens or weight left, weight before), and for 5 what
+    top_k keeps: (key, tokens with this key, weight of one).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_p, min_p, top_k, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
+    by_mass = level >= 3
+    if greedy | ((top_k == 0) & ((top_p >= 1.0) | (level == 1) | (level == 2))) | ((top_p >= 1.0) & (level == 4)):
+        return
+    tables_ptr += row * (_TABLES * 2 * _BINS)
+    notes_ptr += row * _NOTES
+    write = tl.program_id(1) == 0
+    prefix, left, before = tl.zeros([], tl.int64), top_k, tl.zeros([], tl.int64)
+    source = level - 1
+    if (level == 2) | (level == 4) | ((level == 3) & (top_k > 0)):
+        prefix, left = tl.load(notes_ptr + 3 * source), tl.load(notes_ptr + 3 * source + 1)
+        before = tl.load(notes_ptr + 3 * source + 2)
+    if level == 3:
+        source = level - 3
+        if top_k > 0:
+            found, count, mass, count_in, mass_in = _settle(tables_ptr + 2 * 2 * _BINS, left, False)
+            weight, left = mass_in // tl.maximum(count_in, 1), left - count
+            before += mass + tl.minimum(left, count_in) * weight
+            if write:
+                _note(notes_ptr + 15, prefix * _BINS + found, left, weight)
+        else:
+            bins = tl.arange(0, _BINS)
+            before = tl.sum(tl.load(tables_ptr + _BINS + bins), 0)
+        prefix, left = tl.zeros([], tl.int64), tl.maximum(tl.ceil(top_p * before.to(tl.float64)).to(tl.int64), 1)
+        before = tl.zeros([], tl.int64)
+    if (level == 3) & (top_p >= 1.0):
+        return
+    if level > 0:
+        found, count, mass, count_in, mass_in = _settle(tables_ptr + source * 2 * _BINS, left, by_mass)
+        prefix = prefix * _BINS + found
+        left -= tl.where(by_mass, mass, count)
+        if write:
+            _note(notes_ptr + 3 * level, prefix, left, before + mass)
+    shift = tl.where(level == 0, 20, tl.where((level == 1) | (level == 3), 10, 0))
+    tables_ptr += level * 2 * _BINS
+    first = tl.program_id(1) * part_size
+    end = tl.minimum(first + part_size, num_ids)
+    peak = tl.load(peaks_ptr + row)
+    for begin in range(first, end, BLOCK):
+        keys, weights = _weigh(
+            logits_ptr + row * logits_row, begin + tl.arange(0, BLOCK), end, peak, temperature, min_p
+        )
+        mine = (keys >> (shift + 10)) == prefix
+        bins = tables_ptr + ((keys >> shift) & (_BINS - 1))
+        tl.atomic_add(bins, tl.full([BLOCK], 1, tl.int64), mask=mine, sem="relaxed")
+        tl.atomic_add(bins + _BINS, weights, mask=mine, sem="relaxed")
+
+
+@triton.jit
+def _limit(tables_ptr, notes_ptr, top_k, top_p):
+    """Return the last key that is kept, how many tokens with this key, and what one of them weighs."""
+    key, kept, weight = tl.full([], _NONE, tl.int64), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
+    if top_k > 0:
+        key, kept, weight = tl.load(notes_ptr + 15), tl.load(notes_ptr + 16), tl.load(notes_ptr + 17)
+    if top_p < 1.0:
+        left = tl.load(notes_ptr + 13)
+        found, _, mass, count_in, mass_in = _settle(tables_ptr + 4 * 2 * _BINS, left, True)
+        last = tl.load(notes_ptr + 12) * _BINS + found
+        one = tl.maximum(mass_in // tl.maximum(count_in, 1), 1)
+        some = (left - mass + one - 1) // one
+        if last < key:
+            key, kept, weight = last, some, one
+        elif last == key:
+            kept = tl.minimum(kept, some)
+    return key, kept, weight
+
+
+@triton.jit(do_not_specialize=["num_ids", "part_size", "num_parts"], do_not_specialize_on_alignment=["slots_ptr"])
+def _sum_parts(
+    logits_ptr,
+    peaks_ptr,
+    slots_ptr,
+    reals_ptr,
+    wholes_ptr,
+    tables_ptr,
+    notes_ptr,
+    parts_ptr,
+    num_ids,
+    part_size,
+    num_parts,
+    logits_row,
+    reals_row,
+    wholes_row,
+    BLOCK: tl.constexpr,
+):
+    """Add up a part: the weight before the last key, and how many tokens have that key."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_p, min_p, top_k, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
+    if greedy:
+        return
+    notes_ptr += row * _NOTES
+    key, kept, weight = _limit(tables_ptr + row * (_TABLES * 2 * _BINS), notes_ptr, top_k, top_p)
+    if tl.program_id(1) == 0:
+        _note(notes_ptr + 18, key, kept, weight)
+    first = tl.program_id(1) * part_size
+    end = tl.minimum(first + part_size, num_ids)
+    peak = tl.load(peaks_ptr + row)
+    mass, ties = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
+    for begin in range(first, end, BLOCK):
+        keys, weights = _weigh(
+            logits_ptr + row * logits_row, begin + tl.arange(0, BLOCK), end, peak, temperature, min_p
+        )
+        mass += tl.where(keys < key, weights, 0)
+        ties += (keys == key).to(tl.int64)
+    parts_ptr += 2 * (row * num_parts + tl.program_id(1))
+    tl.store(parts_ptr, tl.sum(mass, 0))
+    tl.store(parts_ptr + 1, tl.sum(ties, 0))
+
+
+@triton.jit
+def _mix(state, part):
+    state += (part.to(tl.uint64) + 1) * _STEP
+    state = (state ^ (state >> 30)) * _FIRST
+    state = (state ^ (state >> 27)) * _SECOND
+    return state ^ (state >> 31)
+
+
+@triton.jit(
+    do_not_specialize=["num_ids", "part_size", "num_parts"],
+    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"],
+)
+def _pick(
+    logits_ptr,
+    peaks_ptr,
+    slots_ptr,
+    positions_ptr,
+    reals_ptr,
+    wholes_ptr,
+    notes_ptr,
+    parts_ptr,
+    ids_ptr,
+    num_ids,
+    part_size,
+    num_parts,
+    logits_row,
+    reals_row,
+    wholes_row,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Find the part in which the drawn place lies, and the token in it."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature, _, min_p, _, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
+    if greedy:
+        return
+    notes_ptr += row * _NOTES + 18
+    key, kept, weight = tl.load(notes_ptr), tl.load(notes_ptr + 1), tl.load(notes_ptr + 2)
+    parts = tl.arange(0, PARTS)
+    at = parts_ptr + 2 * (row * num_parts + parts)
+    masses = tl.load(at, mask=parts < num_parts, other=0)
+    ties = tl.load(at + 1, mask=parts < num_parts, other=0)
+    earlier = tl.cumsum(ties, 0) - ties
+    masses += tl.minimum(tl.maximum(kept - earlier, 0), ties) * weight
+    reached = tl.cumsum(masses, 0)
+    wholes_ptr += tl.load(slots_ptr + row) * wholes_row
+    state = _mix(_mix(tl.zeros([], tl.uint64), tl.load(wholes_ptr + 1)), tl.load(wholes_ptr + 2))
+    state = _mix(state, tl.load(positions_ptr + row))
+    number = (state >> 12).to(tl.float64) * 2.220446049250313e-16
+    target = (number * tl.sum(masses, 0).to(tl.float64)).to(tl.int64)
+    # A void row (NaN) may find no place: its id only has to be inside the vocabulary.
+    part = tl.minimum(tl.sum((reached <= target).to(tl.int32), 0), num_parts - 1)
+    left = target - tl.sum(tl.where(parts < part, masses, 0), 0)
+    kept -= tl.sum(tl.where(parts < part, ties, 0), 0)
+    first = part * part_size
+    end = tl.minimum(first + part_size, num_ids)
+    peak = tl.load(peaks_ptr + row)
+    chosen = first
+    for begin in range(first, end, BLOCK):
+        ids = begin + tl.arange(0, BLOCK)
+        keys, weights = _weigh(logits_ptr + row * logits_row, ids, end, peak, temperature, min_p)
+        tied = (keys == key).to(tl.int64)
+        fits = tl.cumsum(tied, 0) <= kept
+        weights = tl.where(keys < key, weights, tl.where((keys == key) & fits, weight, 0))
+        chosen += tl.sum(((tl.cumsum(weights, 0) <= left) & (ids < end)).to(tl.int32), 0)
+        left -= tl.sum(weights, 0)
+        kept -= tl.sum(tied, 0)
+    tl.store(ids_ptr + row, tl.minimum(chosen, num_ids - 1).to(tl.int64))
+
+
+def draw(logits: Tensor, slots: Tensor, positions: Tensor, reals: Tensor, wholes: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Draw`."""
+    peaks, ids = logits.max(dim=1)
+    num_rows, num_ids = logits.shape
+    if num_rows == 0:
+        return ids, peaks.isfinite()
+    assert logits.stride(1) == slots.stride(0) == positions.stride(0) == reals.stride(1) == wholes.stride(1) == 1
+    num_parts = min(triton.cdiv(num_ids, 4 * _BLOCK), max(8, _PROGRAMS // num_rows), _MOST_PARTS)
+    part_size = triton.cdiv(num_ids, num_parts * _BLOCK) * _BLOCK
+    num_parts = triton.cdiv(num_ids, part_size)
+    tables = torch.zeros((num_rows, _TABLES.value, 2, _BINS.value), dtype=torch.int64, device=logits.device)
+    notes = torch.empty((num_rows, _NOTES.value), dtype=torch.int64, device=logits.device)
+    parts = torch.empty((num_rows, num_parts, 2), dtype=torch.int64, device=logits.device)
+    strides = logits.stride(0), reals.stride(0), wholes.stride(0)
+    grid, given = (num_rows, num_parts), (reals, wholes)
+    for level in range(_TABLES.value):
+        _count[grid](
+            logits, peaks, slots, *given, tables, notes, num_ids, part_size, *strides, level, BLOCK=_BLOCK, num_warps=4
+        )
+    sizes = num_ids, part_size, num_parts
+    _sum_parts[grid](logits, peaks, slots, *given, tables, notes, parts, *sizes, *strides, BLOCK=_BLOCK, num_warps=4)
+    _pick[(num_rows,)](
+        *(logits, peaks, slots, positions, *given, notes, parts, ids, *sizes, *strides),
+        PARTS=_MOST_PARTS,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+    return ids, peaks.isfinite()
