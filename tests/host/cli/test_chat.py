@@ -67,8 +67,11 @@ def parrot() -> Parrot:
 
 @pytest.fixture
 def talk(parrot: Parrot) -> Iterator[Conversation]:
+    # Whoever starts the tests in the background has Ctrl-C ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with asyncio.Runner() as runner:
         yield Conversation(runner, parrot, Wishes(), "Be brief.")
+    signal.signal(signal.SIGINT, before)
 
 
 SYSTEM = {"role": "system", "content": "Be brief."}
