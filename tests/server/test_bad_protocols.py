@@ -13,10 +13,14 @@ from tests.server.harness import client, run
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
+OLLAMA, GENERATE, SHOW = "/api/chat", "/api/generate", "/api/show"
 USER = {"role": "user", "content": "Hi"}
 GOOD: dict[str, dict[str, Any]] = {
     MESSAGES: {"model": "tiny", "max_tokens": 4, "messages": [USER]},
     COUNT: {"model": "tiny", "messages": [USER]},
+    OLLAMA: {"model": "tiny", "messages": [USER]},
+    GENERATE: {"model": "tiny", "prompt": "Hi"},
+    SHOW: {"model": "tiny"},
     RESPONSES: {"model": "tiny", "input": "Hi", "max_output_tokens": 4},
 }
 _IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
@@ -60,6 +64,27 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
     ("count: no messages", COUNT, {"messages": []}, 400, "messages"),
     ("count: a stranger", COUNT, {"model": "claude"}, 404, "model"),
     ("count: an image", COUNT, {"messages": [{**USER, "content": [_IMAGE]}]}, 400, "messages[0].content[0].type"),
+    ("ollama: nothing", OLLAMA, b"", 400, None),
+    ("ollama: a stranger", OLLAMA, {"model": "llama3"}, 404, "model"),
+    ("ollama: no messages", OLLAMA, {"messages": []}, 400, "messages"),
+    ("ollama: of a wizard", OLLAMA, {"messages": [{**USER, "role": "wizard"}]}, 400, "messages[0].role"),
+    ("ollama: without content", OLLAMA, {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+    ("ollama: an image", OLLAMA, {"messages": [{**USER, "images": ["x"]}]}, 400, "messages[0].images"),
+    ("ollama: too long", OLLAMA, {"messages": [{**USER, "content": "x" * 70}]}, 400, "messages"),
+    ("ollama: a schema", OLLAMA, {"format": {"type": "object"}}, 400, "format"),
+    ("ollama: num_predict 0", OLLAMA, {"options": {"num_predict": 0}}, 400, "num_predict"),
+    ("ollama: repeat_penalty 0", OLLAMA, {"options": {"repeat_penalty": 0}}, 400, "repeat_penalty"),
+    ("ollama: temperature in words", OLLAMA, {"options": {"temperature": "hot"}}, 400, "options.temperature"),
+    ("ollama: a tool of words", OLLAMA, {"tools": ["f"]}, 400, "tools[0]"),
+    ("ollama: stream in words", OLLAMA, {"stream": "no"}, 400, "stream"),
+    ("generate: no prompt", GENERATE, b'{"model":"tiny"}', 400, "prompt"),
+    ("generate: an empty prompt", GENERATE, {"prompt": "", "raw": True}, 400, "prompt"),
+    ("generate: too long", GENERATE, {"prompt": "x" * 70}, 400, "prompt"),
+    ("generate: a suffix", GENERATE, {"suffix": "x"}, 400, "suffix"),
+    ("generate: an image", GENERATE, {"images": ["x"]}, 400, "images"),
+    ("generate: JSON", GENERATE, {"format": "json"}, 400, "format"),
+    ("show: nobody", SHOW, b"{}", 400, "model"),
+    ("show: a stranger", SHOW, {"model": "llama3"}, 404, "model"),
     ("response: nothing", RESPONSES, b"", 400, None),
     ("response: an array", RESPONSES, b"[]", 400, None),
     ("response: a stranger", RESPONSES, {"model": "gpt-9"}, 404, "model"),
@@ -102,6 +127,14 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
     ("response: metadata of numbers", RESPONSES, {"metadata": {"a": 1}}, 400, "metadata"),
 ]  # fmt: skip
 
+WRONG_METHODS = [
+    ("POST", "/api/tags"),
+    ("PUT", "/api/version"),
+    ("GET", "/api/chat"),
+    ("GET", MESSAGES),
+    ("PUT", COUNT),
+]
+
 
 def _message(route: str, body: dict[str, Any]) -> tuple[str, str | None]:
     """Return the message of an error, and the field if the protocol has a place for it; checks the shape."""
@@ -110,6 +143,9 @@ def _message(route: str, body: dict[str, Any]) -> tuple[str, str | None]:
         assert body["type"] == "error"
         assert set(body["error"]) == {"type", "message"}
         return body["error"]["message"], None
+    if route.startswith("/api/"):
+        assert set(body) == {"error"}
+        return body["error"], None
     assert set(body["error"]) == {"message", "type", "param", "code"}
     return body["error"]["message"], body["error"]["param"]
 
@@ -131,3 +167,13 @@ def test_bad_protocols(
     assert field is None or field in (named or message)
     assert 10 <= len(message) <= 300
     assert (good.status_code, service.open, service.aborted) == (200, set(), [])
+
+
+@pytest.mark.parametrize(("method", "route"), WRONG_METHODS)
+def test_wrong_methods(service: FakeService, config: ServeConfig, method: str, route: str) -> None:
+    async def ask() -> Any:
+        async with client(service, config) as http:
+            return await http.request(method, route)
+
+    answer = run(ask())
+    assert (answer.status_code, _message(route, answer.json())[0]) == (405, f"{method} is not allowed on {route}")

@@ -16,6 +16,7 @@ from tests.server.harness import CHAT, client, run
 from tests.server.test_bad_input import CASES as BODIES
 from tests.server.test_bad_input import REFUSED
 from tests.server.test_bad_protocols import CASES as PROTOCOLS
+from tests.server.test_bad_protocols import WRONG_METHODS
 
 USER = {"role": "user", "content": "Hi"}
 CHAT_ROUTE, TEXT_ROUTE = "/v1/chat/completions", "/v1/completions"
@@ -118,7 +119,11 @@ def test_bad_requests(
 
 def test_the_tables_reach_every_route_and_hold_enough_cases(service: FakeService) -> None:
     routes = [route for route in create_app(service, ServeConfig(), model="m").routes if isinstance(route, Route)]
-    asked = {(case[1], case[2]) for case in CASES} | {("POST", case[1]) for case in (*BODIES, *PROTOCOLS)}
+    asked = (
+        {(case[1], case[2]) for case in CASES}
+        | {("POST", case[1]) for case in (*BODIES, *PROTOCOLS)}
+        | set(WRONG_METHODS)
+    )
     unasked = [route.path for route in routes if not any(route.path_regex.match(path) for _, path in asked)]
     assert unasked == []
     assert len(BODIES) + len(REFUSED) + len(CASES) + len(COMMAND_LINES) >= 120

@@ -20,6 +20,7 @@ from octavo.frontend.server.disconnect import ClientGoneError
 from octavo.frontend.server.errors import on_defect, on_http_error, on_octavo_error
 from octavo.frontend.server.health import health, load, metrics, version
 from octavo.frontend.server.keys import ApiKeys
+from octavo.frontend.server.routes import ollama
 from octavo.frontend.server.routes.admin import reset_prefix_cache
 from octavo.frontend.server.routes.anthropic import count_tokens, messages
 from octavo.frontend.server.routes.chat import chat_completions
@@ -48,6 +49,11 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
         Route("/v1/responses/{id}", show_response, methods=["GET"]),
         Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
         Route("/v1/responses/{id}/cancel", cancel_response, methods=["POST"]),
+        Route("/api/chat", ollama.chat, methods=["POST"]),
+        Route("/api/generate", ollama.generate, methods=["POST"]),
+        Route("/api/tags", ollama.list_tags, methods=["GET"]),
+        Route("/api/show", ollama.show, methods=["POST"]),
+        Route("/api/version", version, methods=["GET"]),
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{model:path}", show_model, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),

@@ -15,21 +15,18 @@ from octavo.frontend.server.context import context_of
 from octavo.frontend.server.errors import anthropic_error, renamed
 from octavo.frontend.server.routes.answers import json_response, label
 from octavo.frontend.server.routes.anthropic_schema import CountBody, MessagesBody, conversation, sampling
+from octavo.frontend.server.routes.blocks import Block, BlockEncoder, BlockKind, arguments_of
 from octavo.frontend.server.routes.encoders import Events, answer
-from octavo.frontend.server.sse import named_event
 from octavo.frontend.server.turns import Turn, begin_turn, render_turn
-from octavo.frontend.text.dialects.events import (
-    Event,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArguments,
-    ToolCallBegin,
-    ToolCallEnd,
-    TurnDelta,
-)
+from octavo.frontend.text.dialects.events import TurnDelta
 
 _messages_decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
+_DELTAS: Mapping[BlockKind, tuple[str, str]] = {
+    "text": ("text_delta", "text"),
+    "thoughts": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -57,42 +54,56 @@ async def count_tokens(request: Request) -> Response:
     return json_response({"input_tokens": len(prompt)})
 
 
-class MessageEncoder:
-    """A message of Anthropic's: blocks of thinking, text and calls, one after the other."""
-
-    media_type = "text/event-stream"
+class MessageEncoder(BlockEncoder):
+    """A message of Anthropic's."""
 
     def __init__(self, turn: Turn, id: str, model: str) -> None:
-        self._turn = turn
+        super().__init__(turn)
         self._head = {"id": id, "type": "message", "role": "assistant", "model": model}
         self._content: list[dict[str, Any]] = []
-        self._parts: list[str] = []
-        self._ending: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
         self._begun = False
-        self._block: dict[str, Any] | None = None
-
-    def begin(self) -> Events:
-        """Return nothing: what was cached, which the first event says, is known with the first token."""
-        return []
 
     def take(self, delta: TurnDelta) -> Events:
-        """Return the events of a delta."""
-        events: Events = []
-        if not self._begun:
-            self._begun = True
-            events += [{"type": "message_start", "message": self.whole()}, {"type": "ping"}]
-        for event in delta.events:
-            events += self._event(event)
-        if delta.finish_reason is not None:
-            sequence = delta.stop_reason if isinstance(delta.stop_reason, str) else None
-            reason = "stop_sequence" if sequence is not None else _STOP_REASONS.get(delta.finish_reason, "end_turn")
-            self._ending = {"stop_reason": reason, "stop_sequence": sequence}
-        return events
+        """Return the events of a delta; the first says what was cached, which is known with the first token."""
+        start: Events = [] if self._begun else [{"type": "message_start", "message": self.whole()}, {"type": "ping"}]
+        self._begun = True
+        return [*start, *super().take(delta)]
+
+    def opened(self, block: Block) -> Events:
+        """Return the event of a new block."""
+        match block.kind:
+            case "text":
+                empty = {"type": "text", "text": ""}
+            case "thoughts":
+                empty = {"type": "thinking", "thinking": "", "signature": ""}
+            case "call":
+                assert block.call is not None
+                empty = {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": {}}
+        self._content.append(empty)
+        return [self._event("start", content_block=dict(empty))]
+
+    def filled(self, block: Block, piece: str) -> Events:
+        """Return the event of a piece of a block."""
+        return [self._delta(*_DELTAS[block.kind], piece)]
+
+    def closed(self, block: Block) -> Events:
+        """Keep the block whole; return the events of its end."""
+        content, events = self._content[-1], Events()
+        match block.kind:
+            case "text":
+                content["text"] = block.text
+            case "thoughts":
+                # Clients send thoughts back only if they are signed; nobody looks at what is written there.
+                content |= {"thinking": block.text, "signature": self._head["id"]}
+                events.append(self._delta("signature_delta", "signature", self._head["id"]))
+            case "call":
+                content["input"] = arguments_of(block)
+        return [*events, self._event("stop")]
 
     def end(self) -> Events:
         """Return the last events: why it ended, and the final usage."""
-        ending = {"type": "message_delta", "delta": self._ending, "usage": self._usage()}
-        return [*self._close(), ending, {"type": "message_stop"}]
+        ending = {"type": "message_delta", "delta": self._ending(), "usage": self._usage()}
+        return [*self.close(), ending, {"type": "message_stop"}]
 
     def fail(self, error: OctavoError) -> Events:
         """Return an error event."""
@@ -100,63 +111,24 @@ class MessageEncoder:
 
     def whole(self) -> dict[str, Any]:
         """Return the message as far as it has come."""
-        return {**self._head, "content": list(self._content), **self._ending, "usage": self._usage()}
+        return {**self._head, "content": list(self._content), **self._ending(), "usage": self._usage()}
 
-    def frame(self, event: Mapping[str, Any]) -> bytes:
-        """Return a server-sent event."""
-        return named_event(event)
-
-    def _event(self, event: Event) -> Events:
-        match event:
-            case TextDelta(text=text):
-                return [*self._open("text"), self._delta("text_delta", "text", text)]
-            case ReasoningDelta(text=text):
-                return [*self._open("thinking"), self._delta("thinking_delta", "thinking", text)]
-            case ToolCallBegin(id=id, name=name):
-                return [*self._close(), *self._start({"type": "tool_use", "id": id, "name": name, "input": {}})]
-            case ToolCallArguments(fragment=fragment):
-                return [self._delta("input_json_delta", "partial_json", fragment)]
-            case ToolCallEnd():
-                return self._close()
-
-    def _open(self, kind: str) -> Events:
-        """Begin a block of this kind, unless one is being written."""
-        if self._block is not None and self._block["type"] == kind:
-            return []
-        block = {"type": kind, kind: ""}
-        return [*self._close(), *self._start({**block, "signature": ""} if kind == "thinking" else block)]
-
-    def _start(self, block: dict[str, Any]) -> Events:
-        self._block = block
-        self._content.append(block)
-        return [{"type": "content_block_start", "index": len(self._content) - 1, "content_block": dict(block)}]
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"content_block_{kind}", "index": len(self._content) - 1, **fields}
 
     def _delta(self, kind: str, field: str, piece: str) -> dict[str, Any]:
-        self._parts.append(piece)
-        delta = {"type": kind, field: piece}
-        return {"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}
+        return self._event("delta", delta={"type": kind, field: piece})
 
-    def _close(self) -> Events:
-        """End the block that is being written, if one is, and keep it whole."""
-        block, written = self._block, "".join(self._parts)
-        self._block, self._parts = None, []
-        if block is None:
-            return []
-        index, events = len(self._content) - 1, Events()
-        match block["type"]:
-            case "tool_use":
-                block["input"] = _input(written)
-            case "thinking":
-                # Clients send thoughts back only if they are signed; nobody looks at what is written there.
-                block |= {"thinking": written, "signature": self._head["id"]}
-                signature = {"type": "signature_delta", "signature": self._head["id"]}
-                events.append({"type": "content_block_delta", "index": index, "delta": signature})
-            case kind:
-                block[kind] = written
-        return [*events, {"type": "content_block_stop", "index": index}]
+    def _ending(self) -> dict[str, Any]:
+        finish, stop = self.finish_reason, self.stop_reason
+        if finish is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        if isinstance(stop, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        return {"stop_reason": _STOP_REASONS.get(finish, "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> dict[str, Any]:
-        usage = self._turn.usage
+        usage = self.turn.usage
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": usage["prompt_tokens"] - cached,
@@ -164,11 +136,3 @@ class MessageEncoder:
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call, none if it was cut off: its stop_reason says so."""
-    try:
-        return msgspec.json.decode(arguments, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}

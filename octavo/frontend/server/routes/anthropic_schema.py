@@ -11,8 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.base.errors import InvalidRequestError
-from octavo.frontend.server.errors import renamed
-from octavo.frontend.server.routes.openai_schema import unsupported
+from octavo.frontend.server.routes.openai_schema import named_sampling, unsupported
 from octavo.frontend.server.turns import Conversation
 from octavo.protocol.sampling import SamplingParams
 
@@ -147,18 +146,14 @@ def conversation(body: CountBody) -> Conversation:
 
 def sampling(body: MessagesBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters a body asks for; raises InvalidRequestError naming the field."""
-    given: dict[str, Any] = {
+    given = {
         "max_tokens": body.max_tokens,
         "temperature": body.temperature,
         "top_k": body.top_k,
         "top_p": body.top_p,
         "stop": body.stop_sequences,
     }
-    given = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    try:
-        return SamplingParams(**given)
-    except InvalidRequestError as error:
-        raise renamed(error, {"stop": "stop_sequences"}) from error
+    return named_sampling(given, defaults, {"stop": "stop_sequences"})
 
 
 def _messages(turn: Turn) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.base.errors import InvalidRequestError, UnsupportedError
+from octavo.frontend.server.errors import renamed
 from octavo.protocol.sampling import MAX_CHOICES, SamplingParams
 
 MAX_PROMPTS = 1024
@@ -215,6 +216,16 @@ def sampling_params(body: CommonFields, defaults: Mapping[str, Any], **overrides
     if body.vllm_xargs:
         given["extra_args"] = body.vllm_xargs
     return SamplingParams(**{**defaults, **given, **overrides})
+
+
+def named_sampling(given: Mapping[str, Any], defaults: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
+    """Return the parameters that another protocol asks for. names: ours -> the client's, for errors; None is not given."""
+    known = {name: value for name, value in given.items() if value is not None}
+    merged: dict[str, Any] = {"max_tokens": None, **defaults, **known}
+    try:
+        return SamplingParams(**merged)
+    except InvalidRequestError as error:
+        raise renamed(error, names) from error
 
 
 _SAMPLING = (

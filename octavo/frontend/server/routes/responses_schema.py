@@ -8,8 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.base.errors import InvalidRequestError
-from octavo.frontend.server.errors import renamed
-from octavo.frontend.server.routes.openai_schema import unsupported
+from octavo.frontend.server.routes.openai_schema import named_sampling, unsupported
 from octavo.frontend.server.turns import Conversation
 from octavo.protocol.sampling import SamplingParams
 
@@ -91,9 +90,9 @@ def check(body: ResponsesBody) -> None:
     if body.background and (body.stream or body.store is False):
         field = "stream" if body.stream else "store"
         raise InvalidRequestError(f"{field}: an answer in the background is stored, and not streamed", field=field)
-    for name in ("conversation", "prompt", "top_logprobs"):
-        if getattr(body, name):
-            raise unsupported(name)
+    hosted = {"conversation": body.conversation, "prompt": body.prompt, "top_logprobs": body.top_logprobs}
+    for name in filter(hosted.get, hosted):
+        raise unsupported(name)
     if body.truncation == "auto":
         raise unsupported("truncation", "truncation 'auto'")
     if "message.output_text.logprobs" in (body.include or ()):
@@ -119,12 +118,7 @@ def conversation(body: ResponsesBody, messages: Messages) -> Conversation:
 def sampling(body: ResponsesBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters a body asks for; raises InvalidRequestError naming the field."""
     given = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
-    known = {name: value for name, value in given.items() if value is not None}
-    merged: dict[str, Any] = {"max_tokens": None, **defaults, **known}
-    try:
-        return SamplingParams(**merged)
-    except InvalidRequestError as error:
-        raise renamed(error, {"max_tokens": "max_output_tokens"}) from error
+    return named_sampling(given, defaults, {"max_tokens": "max_output_tokens"})
 
 
 def add_items(messages: Messages, items: str | Sequence[Item]) -> Messages:
