@@ -109,11 +109,6 @@ class CudaDevice:
         cuda.synchronize(self._device)
 
 
-def current_stream() -> int:
-    """Return the driver's handle of the queue that this thread's work goes to; a captured graph's, while one is captured."""
-    return cuda.current_stream().cuda_stream
-
-
 def find() -> CudaDevice | None:
     """Return the first GPU of this process, or None if it sees none."""
     if not torch.version.cuda:

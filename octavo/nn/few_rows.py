@@ -14,55 +14,55 @@ from octavo.nn.formats.dense import DenseFormat
 from octavo.nn.linear import Linear, Piece, QKVLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
 from octavo.nn.norm import Norm, RMSNorm
-from octavo.ops.few_rows import HEAD_SIZES, MOST_GROUP, MOST_HIDDEN, MOST_ROWS, FewRows, LayerWeights, apart
+from octavo.ops import few_rows
+from octavo.ops.few_rows import LayerWeights, Matrix, RowPages
 from octavo.ops.rope_write import HeadNorms
 
-__all__ = ["MOST_ROWS", "FewRowsLayer", "few_rows_of"]
+MOST_ROWS = few_rows.MOST_ROWS
+_NOTE = "layers in steps of few rows: "
 
 
 class FewRowsLayer:
-    """A layer's parts, whose weights are looked up when they have their memory."""
+    """A layer's parts, whose weights are looked up once they have their memory."""
 
-    def __init__(self, parts: tuple[RMSNorm, QKVLinear, Attention, RowLinear, RMSNorm, GatedMLP], run: FewRows) -> None:
+    def __init__(
+        self, parts: tuple[RMSNorm, QKVLinear, Attention, RowLinear, RMSNorm, GatedMLP], run: few_rows.FewRows
+    ) -> None:
         self._parts = parts
         self._run = run
         self._weights: LayerWeights | None = None
 
     def __call__(self, residual: Tensor, ctx: ForwardContext) -> None:
         """Do the layer's work on the residual stream [T, N]; nothing is left to be added to it."""
-        if self._weights is None:
-            self._weights = self._look_up()
+        self._weights = weights = self._weights or self._look_up()
         attend = self._parts[2]
+        assert attend.rope is not None
         pages = ctx.layers[attend.layer]
         group = ctx.tokens(pages)
-        table = group.table[:, pages.column :: group.pages_per_block]
-        assert attend.rope is not None
-        planes = pages.planes["key"], pages.planes["value"]
-        self._run(residual, self._weights, attend.rope.rotation(ctx.positions), planes, table, ctx.lengths)
+        kept = RowPages(
+            keys=pages.planes["key"],
+            values=pages.planes["value"],
+            table=group.table[:, pages.column :: group.pages_per_block],
+            lengths=ctx.lengths,
+            rotation=attend.rope.rotation(ctx.positions),
+        )
+        self._run(residual, weights, kept)
 
     def _look_up(self) -> LayerWeights:
         attention_norm, qkv, attend, out, mlp_norm, mlp = self._parts
-        norms = None
-        if isinstance(attend.q_norm, RMSNorm) and isinstance(attend.k_norm, RMSNorm):
-            norms = HeadNorms(q=attend.q_norm.weight, k=attend.k_norm.weight, eps=attend.q_norm.eps)
-        (qkv_weight, qkv_bias), (out_weight, out_bias) = _matrix(qkv), _matrix(out)
-        (gate_up, gate_up_bias), (down, down_bias) = _matrix(mlp.gate_up), _matrix(mlp.down)
+        norms, (q, k) = None, (attend.q_norm, attend.k_norm)
+        if isinstance(q, RMSNorm) and isinstance(k, RMSNorm):
+            norms = HeadNorms(q=q.weight, k=k.weight, eps=q.eps)
         return LayerWeights(
             attention_norm=attention_norm.weight,
-            qkv=qkv_weight,
-            qkv_bias=qkv_bias,
+            qkv=_matrix(qkv),
             head_norms=norms,
-            num_heads=attend.local.query,
-            num_kv_heads=attend.local.kv,
             scale=attend.scale,
-            out=out_weight,
-            out_bias=out_bias,
+            out=_matrix(out),
             mlp_norm=mlp_norm.weight,
-            gate_up=gate_up,
-            gate_up_bias=gate_up_bias,
+            gate_up=_matrix(mlp.gate_up),
             activation=mlp.activation,
-            down=down,
-            down_bias=down_bias,
+            down=_matrix(mlp.down),
             eps=mlp_norm.eps,
         )
 
@@ -74,16 +74,16 @@ def few_rows_of(
 
     Attention that consists of `qkv`, `attend` and `out` alone does these one after the other.
     """
-    if binding.kernels.few_rows is apart:
+    run, inner = binding.kernels.few_rows, dict(attention.named_children())
+    if run is few_rows.apart:
         return None
-    parts = dict(attention.named_children())
-    match (attention_norm, parts.pop("qkv", None), parts.pop("attend", None), parts.pop("out", None), mlp_norm, mlp):
-        case (RMSNorm(), QKVLinear(), Attention(), RowLinear(), RMSNorm(), GatedMLP()) as found if not parts:
-            refusal = _refusal(*found, binding)
-            binding.note(f"layers in steps of few rows: {'few_rows' if refusal is None else f'as always, {refusal}'}")
-            return FewRowsLayer(found, binding.kernels.few_rows) if refusal is None else None
+    match (attention_norm, inner.pop("qkv", None), inner.pop("attend", None), inner.pop("out", None), mlp_norm, mlp):
+        case (RMSNorm(), QKVLinear(), Attention(), RowLinear(), RMSNorm(), GatedMLP()) as parts if not inner:
+            why_not = _refusal(*parts, binding)
+            binding.note(_NOTE + ("one op" if why_not is None else f"as always, {why_not}"))
+            return FewRowsLayer(parts, run) if why_not is None else None
         case _:
-            binding.note("layers in steps of few rows: as always, the layer is of other parts")
+            binding.note(f"{_NOTE}as always, they have other parts")
             return None
 
 
@@ -100,35 +100,32 @@ def _refusal(
     linears: tuple[Linear, ...] = (qkv, out, mlp.gate_up, mlp.down)
     norms = [norm for norm in (attention_norm, mlp_norm, attend.q_norm, attend.k_norm) if norm is not None]
     heads, rope = attend.local, attend.rope
-    plain = attend.window is None and attend.softcap is None and attend.alibi is None and not attend.has_sinks
+    asks = (attend.window, attend.softcap, attend.alibi, attend.has_sinks or None, attend.shares, binding.attention)
+    sizes = {size for linear in linears for size in (linear.num_ins, *linear.sizes)}
     reasons = {
-        "ranks share it": binding.mesh.tensor.size > 1,
-        "it has norms of another kind": any(type(norm) is not RMSNorm for norm in norms),
-        "its norms differ in eps": attention_norm.eps != mlp_norm.eps,
-        "its weights are stored in another format": any(_is_packed(linear) for linear in linears),
-        "it attends in a way of its own": not plain or attend.shares is not None or binding.attention is not None,
-        "it has no rotary positions, or rotates pairs or heads in part": rope is None
+        "ranks share them": binding.mesh.tensor.size > 1,
+        "their norms are of another kind": len(norms) % 2 == 1 or any(type(norm) is not RMSNorm for norm in norms),
+        "their norms differ in eps": attention_norm.eps != mlp_norm.eps,
+        "their weights are packed": any(_dense(linear) is None for linear in linears),
+        "they attend in a way of their own": any(asked is not None for asked in asks),
+        "they rotate heads in part, in neighbours or not at all": rope is None
         or rope.interleaved
         or rope.facts.dim != heads.dim,
-        f"its heads are of {heads.dim}": heads.dim not in HEAD_SIZES,
-        f"{heads.query // heads.kv} heads share a key": heads.query // heads.kv > MOST_GROUP,
-        "it is too wide": out.parts[0].num_outs > MOST_HIDDEN,
-        "its sizes are no multiples of 8": any(
-            size % 8 for linear in linears for size in (linear.num_ins, *linear.sizes)
-        ),
+        f"heads are of {heads.dim}": heads.dim not in few_rows.HEAD_SIZES,
+        f"{heads.query // heads.kv} heads share a key": heads.query // heads.kv > few_rows.MOST_GROUP,
+        "they are too wide": qkv.num_ins > few_rows.MOST_HIDDEN,
+        "features are no multiples of 8": any(size % 8 for size in sizes),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _pieces(linear: Linear) -> list[Piece]:
-    return [piece for piece in linear.pieces if isinstance(piece, Piece)]
+def _dense(linear: Linear) -> Piece | None:
+    """Return where all parts lie together as they are, None if they do not."""
+    first, *others = linear.pieces
+    return first if isinstance(first, Piece) and isinstance(first.format, DenseFormat) and not others else None
 
 
-def _is_packed(linear: Linear) -> bool:
-    pieces = _pieces(linear)
-    return len(pieces) != 1 or not isinstance(pieces[0].format, DenseFormat)
-
-
-def _matrix(linear: Linear) -> tuple[Tensor, Tensor | None]:
-    (piece,) = _pieces(linear)
+def _matrix(linear: Linear) -> Matrix:
+    piece = _dense(linear)
+    assert piece is not None
     return piece.get_parameter("weight"), piece.bias

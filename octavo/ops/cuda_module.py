@@ -1,7 +1,7 @@
-"""Kernels in CUDA C++ that were compiled ahead (`python -m tools.build_cuda`), launched through the driver.
+"""Kernels in CUDA C++, compiled ahead (`python -m tools.build_cuda`) and launched through the driver.
 
-Launches go to the tensor library's current stream, so a graph that is being captured records them, and they may begin while
-the kernel before still runs (programmatic dependent launch) where the device can do that.
+Launches go to the tensor library's current stream, so a graph that is being captured records them. Where the device can do
+that, a kernel begins while the one before it still runs (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import ctypes
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from octavo.base.facts import DeviceFacts
-from octavo.device.cuda import current_stream
 
 FOLDER = Path(__file__).parent / "csrc" / "cuda"
-# What is compiled, and for which devices; one of a family runs what was compiled for an earlier one of it.
 MODULES = ("products", "attention")
-ARCHS = (80, 89, 90, 100)
-_FAMILIES = ("sm_8", "sm_9", "sm_10")
+# What they are compiled for; later devices of a family run it too.
+ARCHS, _FAMILIES = (80, 89, 90, 100), ("sm_8", "sm_9", "sm_10")
 # The driver's numbers for what we ask of it.
 _CORES, _MAJOR, _MOST_SHARED, _CLUSTER, _DEPENDENT = 16, 75, 8, 4, 6
+# Bytes of shared memory that a block has without asking, less what the kernels have beside those of a launch.
+_UNASKED = 38 * 1024
 
 
 class _Attribute(ctypes.Structure):
@@ -54,20 +55,21 @@ class CudaModule:
     """The kernels of one file. num_cores: multiprocessors. clusters: whether blocks can form clusters."""
 
     def __init__(self, path: Path) -> None:
-        self._driver = ctypes.CDLL("libcuda.so.1")
-        self._handle = ctypes.c_void_p()
+        self._driver, self._handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
         self._call("cuModuleLoadData", ctypes.byref(self._handle), path.read_bytes())
         self._functions: dict[str, ctypes.c_void_p] = {}
-        self.num_cores = self._device(_CORES)
-        self.clusters = self._device(_MAJOR) >= 9
+        self.num_cores, self.clusters = self._device(_CORES), self._device(_MAJOR) >= 9
 
     def launch(self, kernel: str, parameters: ctypes.Structure, launch: Launch) -> None:
         """Queue a kernel, which takes its parameters in one structure. Raises RuntimeError if the driver refuses."""
+        from triton.runtime import driver
+
+        active: Any = driver.active
         function = self._functions.get(kernel)
         if function is None:
             function = self._functions[kernel] = ctypes.c_void_p()
             self._call("cuModuleGetFunction", ctypes.byref(function), self._handle, kernel.encode())
-        if launch.shared > 48 * 1024 - 10 * 1024:
+        if launch.shared > _UNASKED:
             self._call("cuFuncSetAttribute", function, _MOST_SHARED, launch.shared)
         attributes = (_Attribute * 2)()
         attributes[0].id, attributes[0].value[0] = _DEPENDENT, 1
@@ -76,7 +78,7 @@ class CudaModule:
             grid=launch.grid,
             block=(launch.threads, 1, 1),
             shared=launch.shared,
-            stream=current_stream(),
+            stream=active.get_current_stream(active.get_current_device()),
             attributes=attributes,
             num_attributes=2 if launch.cluster > 1 else int(self.clusters),
         )
@@ -108,12 +110,13 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def refusal(facts: DeviceFacts) -> str | None:
+def refusal(facts: DeviceFacts, dtype: str) -> str | None:
     """Return why the kernels cannot run on a device, or None if they can."""
     if not facts.arch.startswith(_FAMILIES):
         return f"is compiled for sm_80 to sm_103, not {facts.arch}"
-    missing = [name for name in MODULES if not _path(name).exists()]
-    return "is not compiled: python -m tools.build_cuda does that" if missing else None
+    return (
+        None if all(map(Path.exists, map(_path, MODULES))) else "is not compiled: python -m tools.build_cuda does that"
+    )
 
 
 def _path(name: str) -> Path:

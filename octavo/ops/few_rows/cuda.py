@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from octavo.base.intmath import ceil_div
-from octavo.ops.cuda_module import CudaModule, Launch, address, module
-from octavo.ops.few_rows import LayerWeights
-from octavo.ops.rope_write import Rotation
+from octavo.ops.cuda_module import Launch, address, module
+from octavo.ops.few_rows import LayerWeights, Matrix, RowPages
 
-# Threads, tokens that a block of attention takes at once, stages that it loads ahead: as in csrc/cuda.
-_THREADS, _ATTENTION_THREADS, _TILE, _STAGES, _PAD = 256, 128, 64, 3, 32
+# As in csrc/cuda: threads, elements between rows in shared memory, tokens that a block of attention takes at once, and how
+# many times it loads ahead.
+_THREADS, _PAD, _ATTENTION_THREADS, _TILE, _STAGES = 256, 32, 128, 64, 3
 _MOST_SPLITS, _MOST_CLUSTER = 32, 8
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -44,19 +43,9 @@ class _Attention(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """How a product is cut: outputs of a tile in eights, and the kernel that takes as much of the inputs at a time."""
-
-    kernel: str
-    eights: int
-
-
-def tiles_of(num_ins: int) -> Tiles:
-    """Choose for a product that adds to the residual stream: all inputs at a time while they fit into registers."""
-    if num_ins <= 2048:
-        return Tiles(kernel="", eights=1)
-    return Tiles(kernel="_long", eights=1) if num_ins <= 3072 else Tiles(kernel="_wide", eights=2)
+def eights_of(num_ins: int) -> tuple[str, int]:
+    """Choose (kernel, eights of outputs of a tile) for what is added: all inputs at once while they fit into registers."""
+    return ("", 1) if num_ins <= 2048 else ("_long", 1) if num_ins <= 3072 else ("_wide", 2)
 
 
 def blocks_of(num_tiles: int, num_cores: int, of_a_core: int) -> int:
@@ -74,118 +63,92 @@ def splits_of(num_rows: int, num_kv_heads: int, capacity: int, num_cores: int, c
     return splits, min(splits, _MOST_CLUSTER) if clusters else 1
 
 
-def few_rows(
-    residual: Tensor,
-    layer: LayerWeights,
-    rotation: Rotation,
-    planes: tuple[Tensor, Tensor],
-    table: Tensor,
-    lengths: Tensor,
-) -> None:
+def few_rows(residual: Tensor, layer: LayerWeights, pages: RowPages) -> None:
     """See `FewRows`."""
-    products, num_rows = module("products"), len(residual)
-    if num_rows == 0:
+    assert residual.is_contiguous()
+    if len(residual) == 0:
         return
-    assert residual.is_contiguous() and num_rows <= 8
-    qkv = _empty(residual, num_rows, len(layer.qkv))
-    _norm_product(products, "norm_product", residual, layer.attention_norm, layer.qkv, layer.qkv_bias, layer, qkv)
-    attended, lses = _attend(qkv, layer, rotation, planes, table, lengths)
-    _add_product(products, attended, lses, layer.out, layer.out_bias, residual)
-    inner = _empty(residual, num_rows, len(layer.gate_up) // 2)
-    _norm_product(products, "norm_gate", residual, layer.mlp_norm, layer.gate_up, layer.gate_up_bias, layer, inner)
-    _add_product(products, inner, None, layer.down, layer.down_bias, residual)
+    qkv = _of_normalized(residual, layer.attention_norm, layer.qkv, layer)
+    _add(*_attend(qkv, layer, pages), layer.out, residual)
+    inner = _of_normalized(residual, layer.mlp_norm, layer.gate_up, layer, gated=True)
+    _add(inner, None, layer.down, residual)
 
 
-def _empty(like: Tensor, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-
-def _norm_product(
-    products: CudaModule,
-    kernel: str,
-    residual: Tensor,
-    norm: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    layer: LayerWeights,
-    out: Tensor,
-) -> None:
-    """Launch the product of the normalized residual stream, for `norm_gate` with the gated activation behind."""
-    num_rows, num_ins = residual.shape
-    width = 8 if kernel == "norm_gate" else 16
+def _of_normalized(
+    residual: Tensor, norm: Tensor, matrix: Matrix, layer: LayerWeights, *, gated: bool = False
+) -> Tensor:
+    """Launch the product of the residual stream, normalized; return [T, out], or [T, I] behind a gated activation."""
+    (num_rows, num_ins), num_outs = residual.shape, len(matrix[0]) // (1 + gated)
+    out = torch.empty((num_rows, num_outs), dtype=residual.dtype, device=residual.device)
     parameters = _Product(
         x=address(residual),
         norm=address(norm),
-        weight=address(weight),
-        bias=address(bias),
+        weight=address(matrix[0]),
+        bias=address(matrix[1]),
         out=address(out),
         eps=layer.eps,
         rows=num_rows,
         num_ins=num_ins,
-        num_outs=out.shape[1],
+        num_outs=num_outs,
         activation=_ACTIVATIONS[layer.activation],
     )
-    blocks = blocks_of(ceil_div(out.shape[1], width), products.num_cores, 3)
-    shared = (num_rows * (num_ins + _PAD) + num_ins) * 2
-    launch = Launch(grid=(blocks, 1, 1), threads=_THREADS, shared=shared)
-    products.launch(f"{kernel}_{_SUFFIX[residual.dtype]}", parameters, launch)
+    num_tiles, shared = ceil_div(num_outs, 8 if gated else 16), (num_rows * (num_ins + _PAD) + num_ins) * 2
+    _launch(f"norm_{'gate' if gated else 'product'}", parameters, residual, num_tiles, shared, of_a_core=3)
+    return out
 
 
-def _add_product(
-    products: CudaModule, x: Tensor, lses: Tensor | None, weight: Tensor, bias: Tensor | None, residual: Tensor
-) -> None:
+def _add(x: Tensor, lses: Tensor | None, matrix: Matrix, residual: Tensor) -> None:
     """Launch the product that is added to the residual stream. x: [T, in], or parts [T, H, C, D] with lses [T, H, C]."""
-    (num_outs, num_ins), num_rows = weight.shape, len(residual)
-    tiles = tiles_of(num_ins)
+    num_outs, num_ins = matrix[0].shape
     parameters = _Product(
         x=address(x),
         lses=address(lses),
-        weight=address(weight),
-        bias=address(bias),
+        weight=address(matrix[0]),
+        bias=address(matrix[1]),
         out=address(residual),
-        rows=num_rows,
+        rows=len(residual),
         num_ins=num_ins,
         num_outs=num_outs,
     )
-    kernel, shared = f"product_add{tiles.kernel}", 0
+    (kernel, eights), name, shared = eights_of(num_ins), "product_add", 0
     if lses is not None:
-        tiles = tiles if num_ins <= 2048 else Tiles(kernel="_wide", eights=2)
-        kernel, shared = f"parts_add{tiles.kernel}", num_rows * (num_ins + _PAD) * 2
+        name, shared = "parts_add", len(residual) * (num_ins + _PAD) * 2
         parameters.head, parameters.parts = x.shape[3], x.shape[2]
-    blocks = blocks_of(ceil_div(num_outs, 8 * tiles.eights), products.num_cores, 3 if tiles.eights == 2 else 2)
+    num_tiles, of_a_core = ceil_div(num_outs, 8 * eights), 3 if eights == 2 else 2
+    _launch(name + kernel, parameters, residual, num_tiles, shared, of_a_core=of_a_core)
+
+
+def _launch(
+    kernel: str, parameters: _Product, residual: Tensor, num_tiles: int, shared: int, *, of_a_core: int
+) -> None:
+    products = module("products")
+    blocks = blocks_of(num_tiles, products.num_cores, of_a_core)
     launch = Launch(grid=(blocks, 1, 1), threads=_THREADS, shared=shared)
     products.launch(f"{kernel}_{_SUFFIX[residual.dtype]}", parameters, launch)
 
 
-def _attend(
-    qkv: Tensor,
-    layer: LayerWeights,
-    rotation: Rotation,
-    planes: tuple[Tensor, Tensor],
-    table: Tensor,
-    lengths: Tensor,
-) -> tuple[Tensor, Tensor | None]:
+def _attend(qkv: Tensor, layer: LayerWeights, pages: RowPages) -> tuple[Tensor, Tensor | None]:
     """Launch attention; return [T, H * D], or its parts, float32 [T, H, C, D], with their log-sum-exps [T, H, C]."""
-    attention, num_rows, (keys, values) = module("attention"), len(qkv), planes
+    attention, num_rows, keys, norms = module("attention"), len(qkv), pages.keys, layer.head_norms
     _, num_kv_heads, block, size = keys.shape
-    assert keys.stride() == values.stride() and keys.stride(3) == 1 and rotation.table.is_contiguous()
-    capacity = table.shape[1] * block
+    num_heads, angles = qkv.shape[1] // size - 2 * num_kv_heads, pages.rotation.table
+    assert keys.stride() == pages.values.stride() and keys.stride(3) == 1 and angles.is_contiguous()
+    capacity = pages.table.shape[1] * block
     splits, cluster = splits_of(num_rows, num_kv_heads, capacity, attention.num_cores, attention.clusters)
-    out, lses = _empty(qkv, num_rows, layer.num_heads * size), None
+    out, lses = torch.empty((num_rows, num_heads * size), dtype=qkv.dtype, device=qkv.device), None
     if splits > cluster:
-        shape = (num_rows, layer.num_heads, splits // cluster)
+        shape = (num_rows, num_heads, splits // cluster)
         out = torch.empty((*shape, size), dtype=torch.float32, device=qkv.device)
         lses = torch.empty(shape, dtype=torch.float32, device=qkv.device)
-    norms = layer.head_norms
     parameters = _Attention(
         qkv=address(qkv),
         q_norm=address(norms and norms.q),
         k_norm=address(norms and norms.k),
-        angles=address(rotation.table),
+        angles=address(angles),
         keys=address(keys),
-        values=address(values),
-        table=address(table),
-        lengths=address(lengths),
+        values=address(pages.values),
+        table=address(pages.table),
+        lengths=address(pages.lengths),
         out=address(out),
         parts=address(out),
         lses=address(lses),
@@ -195,16 +158,13 @@ def _attend(
         eps=0.0 if norms is None else norms.eps,
         scale=layer.scale * _LOG2_E,
         qkv_row=qkv.shape[1],
-        group=layer.num_heads // num_kv_heads,
+        group=num_heads // num_kv_heads,
         block=block,
-        table_row=table.stride(0),
-        table_column=table.stride(1),
+        table_row=pages.table.stride(0),
+        table_column=pages.table.stride(1),
     )
-    launch = Launch(
-        grid=(splits, num_kv_heads, num_rows),
-        threads=_ATTENTION_THREADS,
-        shared=_STAGES * 2 * _TILE * size * 2,
-        cluster=cluster,
-    )
+    shared = _STAGES * 2 * _TILE * size * qkv.itemsize
+    grid = (splits, num_kv_heads, num_rows)
+    launch = Launch(grid=grid, threads=_ATTENTION_THREADS, shared=shared, cluster=cluster)
     attention.launch(f"attention_{size}_{_SUFFIX[qkv.dtype]}", parameters, launch)
     return out, lses

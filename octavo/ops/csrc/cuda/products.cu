@@ -214,6 +214,7 @@ template <typename T, int INPUT, int OUTPUT, int NT, int I> __device__ void mult
     KERNEL(norm_product_##suffix, T, NORM, STORE, 2, 4)  \
     KERNEL(norm_gate_##suffix, T, NORM, GATE, 2, 4)      \
     KERNEL(parts_add_##suffix, T, PARTS, ADD, 1, 8)      \
+    KERNEL(parts_add_long_##suffix, T, PARTS, ADD, 1, 12) \
     KERNEL(parts_add_wide_##suffix, T, PARTS, ADD, 2, 4) \
     KERNEL(product_add_##suffix, T, PLAIN, ADD, 1, 8)    \
     KERNEL(product_add_long_##suffix, T, PLAIN, ADD, 1, 12) \
