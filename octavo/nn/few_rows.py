@@ -22,38 +22,24 @@ MOST_ROWS = few_rows.MOST_ROWS
 _NOTE = "layers in steps of few rows: "
 
 
-class FewRowsLayer:
-    """A layer's parts, whose weights are looked up once they have their memory."""
+class FewRowsLayer(nn.Module):
+    """A layer's parts, and the op that does their work."""
 
     def __init__(
         self, parts: tuple[RMSNorm, QKVLinear, Attention, RowLinear, RMSNorm, GatedMLP], run: few_rows.FewRows
     ) -> None:
+        super().__init__()
+        # In a tuple, so that they stay in one place of the module tree.
         self._parts = parts
         self._run = run
-        self._weights: LayerWeights | None = None
 
-    def __call__(self, residual: Tensor, ctx: ForwardContext) -> None:
-        """Do the layer's work on the residual stream [T, N]; nothing is left to be added to it."""
-        self._weights = weights = self._weights or self._look_up()
-        attend = self._parts[2]
-        assert attend.rope is not None
-        pages = ctx.layers[attend.layer]
-        group = ctx.tokens(pages)
-        kept = RowPages(
-            keys=pages.planes["key"],
-            values=pages.planes["value"],
-            table=group.table[:, pages.column :: group.pages_per_block],
-            lengths=ctx.lengths,
-            rotation=attend.rope.rotation(ctx.positions),
-        )
-        self._run(residual, weights, kept)
-
-    def _look_up(self) -> LayerWeights:
+    def finalize(self) -> None:
+        """Look up weights, which have their memory now."""
         attention_norm, qkv, attend, out, mlp_norm, mlp = self._parts
         norms, (q, k) = None, (attend.q_norm, attend.k_norm)
         if isinstance(q, RMSNorm) and isinstance(k, RMSNorm):
             norms = HeadNorms(q=q.weight, k=k.weight, eps=q.eps)
-        return LayerWeights(
+        self._weights = LayerWeights(
             attention_norm=attention_norm.weight,
             qkv=_matrix(qkv),
             head_norms=norms,
@@ -65,6 +51,21 @@ class FewRowsLayer:
             down=_matrix(mlp.down),
             eps=mlp_norm.eps,
         )
+
+    def forward(self, residual: Tensor, ctx: ForwardContext) -> None:
+        """Do the layer's work on the residual stream [T, N]; nothing is left to be added to it."""
+        attend = self._parts[2]
+        assert attend.rope is not None
+        pages = ctx.layers[attend.layer]
+        group = ctx.tokens(pages)
+        kept = RowPages(
+            keys=pages.planes["key"],
+            values=pages.planes["value"],
+            table=group.table[:, pages.column :: group.pages_per_block],
+            lengths=ctx.lengths,
+            rotation=attend.rope.rotation(ctx.positions),
+        )
+        self._run(residual, self._weights, kept)
 
 
 def few_rows_of(

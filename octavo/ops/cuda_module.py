@@ -92,7 +92,7 @@ class CudaModule:
         return found.value
 
     def _call(self, name: str, *arguments: object) -> None:
-        error = getattr(self._driver, name)(*arguments)
+        error = self._driver[name](*arguments)
         if error:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(error, ctypes.byref(text))
