@@ -80,7 +80,7 @@ def layers() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize(("candidate", "dtype", "name"), layers())
+@pytest.mark.parametrize(("candidate", "dtype", "name"), list(layers()))
 def test_a_layer(candidate: str, dtype: str, name: str, rows: int) -> None:
     shape, generator = SHAPES[name], torch.Generator().manual_seed(rows)
 
