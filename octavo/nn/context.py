@@ -60,7 +60,7 @@ class ForwardContext:
     after this step: the row's last query is at position length - 1. layers: by model layer index, those that are here.
     layer_inputs: [T, layers, features], what a model gives its layers beside the hidden states. encoder_lengths: int32 [R],
     tokens of each row's encoder input, if there is an encoder. The encoder's own pass has a context in which all of this is
-    about its tokens.
+    about its tokens. decodes: every row has one token, its newest.
     """
 
     positions: Tensor
@@ -70,6 +70,7 @@ class ForwardContext:
     layers: Mapping[int, LayerPages]
     layer_inputs: Tensor | None = None
     encoder_lengths: Tensor | None = None
+    decodes: bool = False
 
     def tokens(self, pages: LayerPages) -> GroupInputs:
         """Return where the tokens of a layer's group are."""

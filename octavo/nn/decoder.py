@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from octavo.nn.assembly import Binding, Elsewhere, Stored
 from octavo.nn.context import ForwardContext
+from octavo.nn.few_rows import MOST_ROWS, FewRowsLayer, few_rows_of
 from octavo.nn.norm import Norm
 from octavo.nn.parallel.collectives import receive_before, send_on
 from octavo.nn.parallel.mesh import Mesh
@@ -56,9 +57,18 @@ class DecoderLayer(nn.Module):
         self.attention = attention
         self.mlp_norm = mlp_norm
         self.mlp = mlp
+        self.few_rows: FewRowsLayer | None = None
 
-    def forward(self, delta: Tensor | None, residual: Tensor, ctx: ForwardContext) -> Tensor:
+    def bind(self, binding: Binding) -> None:
+        """Choose whether steps of few rows go another way."""
+        # What is derived from this class has another forward pass.
+        if type(self) is DecoderLayer:
+            self.few_rows = few_rows_of(self.attention_norm, self.attention, self.mlp_norm, self.mlp, binding)
+
+    def forward(self, delta: Tensor | None, residual: Tensor, ctx: ForwardContext) -> Tensor | None:
         """Return what is to be added to the residual [T, N]; delta is what the layer before left to be added to it."""
+        if self.few_rows is not None and ctx.decodes and len(residual) <= MOST_ROWS:
+            return self.few_rows(residual if delta is None else residual.add_(delta), ctx)
         delta = self.attention(self.attention_norm.add(delta, residual), ctx)
         return self.mlp(self.mlp_norm.add(delta, residual))
 

@@ -15,6 +15,7 @@ from octavo.ops import (
     causal_conv,
     cross_attention,
     draw,
+    few_rows,
     gated_activation,
     gated_delta_rule,
     grouped_experts,
@@ -52,6 +53,7 @@ _OPS = (
     draw.DRAW,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
+    few_rows.FEW_ROWS,
 )
 
 
@@ -82,6 +84,7 @@ class Kernels:
     draw: draw.Draw
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule
+    few_rows: few_rows.FewRows
     decisions: tuple[str, ...]
     unrecordable: Mapping[str, object]
 

@@ -176,6 +176,7 @@ def make_batch(numbers: Tensor, shape: StepShape, slots: Slots, pool: PagePool) 
         ),
         layers=pool.layers,
         encoder_lengths=slots.encoder_lengths[row_slots] if pool.geometry.has_encoder else None,
+        decodes=shape.decodes,
     )
     return Batch(
         ids=slots.history[token_slots, positions].long(),

@@ -84,6 +84,7 @@ class PagedRun:
                 for number, group in enumerate(self.geometry.groups)
             ),
             layers=self.layers,
+            decodes=all(count == 1 for count in counts),
         )
         ids = torch.tensor([token for _, tokens in work for token in tokens])
         logits = self.model.compute_logits(self.model.forward(ids, ctx))
