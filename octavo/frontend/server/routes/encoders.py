@@ -19,7 +19,7 @@ Events = list[dict[str, Any]]
 
 
 class TurnEncoder(Protocol):
-    """Writes a turn of one choice. Asked for its events in order: begin, take for every delta, then end or fail."""
+    """Writes a turn. Asked for its events in order: begin, take for every delta, then end or fail."""
 
     media_type: str
 
@@ -58,7 +58,13 @@ async def encoded(turn: Turn, encoder: TurnEncoder) -> AsyncIterator[Events]:
 
 
 async def answer(
-    request: Request, turn: Turn, encoder: TurnEncoder, *, stream: bool, headers: Mapping[str, str]
+    request: Request,
+    turn: Turn,
+    encoder: TurnEncoder,
+    *,
+    stream: bool,
+    headers: Mapping[str, str],
+    done: bytes = b"",
 ) -> Response:
     """Answer with a turn, streamed or whole. Raises the generation's errors, or ClientGoneError, if it is not streamed."""
     if stream:
@@ -67,7 +73,7 @@ async def answer(
             turn,
             headers,
             fail=lambda error: _joined(encoder, encoder.fail(error)),
-            done=b"",
+            done=done,
             media_type=encoder.media_type,
         )
 

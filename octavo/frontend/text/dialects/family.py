@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
-
-from octavo.frontend.text.dialects.reader import Reader
 
 Schemas = Mapping[str, Mapping[str, Any]]
 HARMONY_MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
@@ -41,20 +39,13 @@ class Reasoning(Side, frozen=True, kw_only=True):
 class Calls(Side, frozen=True, kw_only=True, tag_field="form"):
     """Calls begin with a marker of `begin` anywhere in the answer, where the forms read on.
 
+    A form has `read`, which reads calls from the first one's marker on (`Reader.mark` keeps it) and returns False if what comes
+    is no call: from the name on it is one, and not `marked` it must be of a tool that there is. `opening` is how a call of a
+    tool begins, up to its arguments; without a name, up to that.
+
     bare: characters that begin calls without any marker, at the beginning of the answer only. ids: "call_…" as OpenAI's, nine
     letters and digits as Mistral's templates demand, or the ones that the model writes itself.
     """
 
     bare: str = ""
     ids: Literal["call", "nine", "own"] = "call"
-
-    def read(self, reader: Reader, schemas: Schemas, *, marked: bool) -> Generator[None, None, bool]:
-        """Read calls from the first one's marker on, which `Reader.mark` keeps; False if what comes is no call.
-
-        From the name on it is one, whatever follows. Not `marked`, it must be of a tool that there is.
-        """
-        raise NotImplementedError
-
-    def opening(self, name: str) -> str:
-        """Return how a call of a tool begins, up to its arguments; without a name, up to that."""
-        raise NotImplementedError

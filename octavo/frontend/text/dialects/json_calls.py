@@ -85,7 +85,7 @@ def _objects(reader: Reader, *, marked: bool) -> Steps[bool]:
             if reader.num_calls > num_before:
                 reader.mark()
             if not (yield from _object(reader, marked=marked)):
-                reader.fail()
+                break
         elif character in ",;]}" and reader.num_calls > num_before:
             reader.at += 1
         else:

@@ -11,7 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Generator
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from octavo.frontend.text.dialects.events import (
     Event,
@@ -38,21 +38,20 @@ _MAX_NAME: Final = 128
 _CLOSING: Final = {"{": "}", "[": "]"}
 
 
-class Markers:
-    """Texts to look for. None is part of another, unless as its end: so the first that is complete is the one."""
+class Markers(NamedTuple):
+    """Texts to look for: patterns of one of them, and of what may become one at the end of a text."""
 
-    def __init__(self, texts: Collection[str]) -> None:
-        assert not any(one in other[:-1] for one in texts for other in texts), "markers inside markers"
-        self.whole = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-        beginnings = {text[:size] for text in texts for size in range(1, len(text))}
-        longest_first = sorted(beginnings, key=len, reverse=True)
-        self.begun = re.compile(rf"(?:{'|'.join(map(re.escape, longest_first))})\Z" if longest_first else r"(?!)")
+    whole: re.Pattern[str]
+    begun: re.Pattern[str]
 
 
 @functools.lru_cache(256)
 def markers(*texts: str) -> Markers:
-    """Return these markers, made once."""
-    return Markers(dict.fromkeys(texts))
+    """Return these markers. None may be part of another, unless as its end: so the first that is complete is the one."""
+    assert not any(one in other[:-1] for one in texts for other in texts), "markers inside markers"
+    begun = sorted({text[:size] for text in texts for size in range(1, len(text))}, key=len, reverse=True)
+    whole, parts = ("|".join(map(re.escape, some)) or r"(?!)" for some in (dict.fromkeys(texts), begun))
+    return Markers(re.compile(whole), re.compile(rf"(?:{parts})\Z"))
 
 
 class Reader:

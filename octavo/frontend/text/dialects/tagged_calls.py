@@ -89,8 +89,8 @@ class TaggedCalls(Calls, frozen=True, kw_only=True, tag="tagged"):
         return bool(found)
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _quoted(text: Any) -> str:
+    return json.dumps(text, ensure_ascii=False, allow_nan=False)
 
 
 def _types(schema: Any) -> set[str]:

@@ -43,7 +43,7 @@ def test_any_cuts_of_any_mixture(data: st.DataObject) -> None:
     calls, reasoning, text, _ = data.draw(st.sampled_from(TRANSCRIPTS))
     others = data.draw(st.sampled_from(TRANSCRIPTS))[2]
     first, second = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(others)))
-    mixed = text[:first] + data.draw(st.text("<{[\"\\]}>a \n|", max_size=6)) + others[second:]
+    mixed = text[:first] + data.draw(st.text('<{["\\]}>a \n|', max_size=6)) + others[second:]
     dialect = dialect_of(calls, reasoning)
     thinking = data.draw(st.sampled_from((None, True, False)))
     whole = events_of(dialect, [mixed], thinking=thinking)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from octavo.frontend.text.dialects.events import (
@@ -81,7 +80,10 @@ _PYTHON_CALLS = [
     *call(0, "get_weather", '{"city": "Köln \\"Süd\\"", "days": -3, "where": {"a": [1, null]}}'),
     *call(1, "run", '{"command": "a(b] \\"", "tries": 1.5}'),
 ]
-_DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+_DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>\n"
+    "<｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
 
 TRANSCRIPTS: list[tuple[str, str, str, list[Event]]] = [
     (
@@ -91,8 +93,18 @@ TRANSCRIPTS: list[tuple[str, str, str, list[Event]]] = [
         f'</tool_call>\n<tool_call>\n{{"arguments": {RUN}, "name": "run"}}\n</tool_call>',
         [THOUGHT, said("Look:\n"), *BOTH],
     ),
-    ("llama3_json", "none", f' {{"name": "get_weather", "parameters": {WEATHER}}}; {{"name": "run", "parameters": {RUN}}}', BOTH),
-    ("llama3_json", "none", f'<|python_tag|>{{"type": "function", "name": "run", "parameters": {RUN}}}', call(0, "run", RUN)),
+    (
+        "llama3_json",
+        "none",
+        f' {{"name": "get_weather", "parameters": {WEATHER}}}; {{"name": "run", "parameters": {RUN}}}',
+        BOTH,
+    ),
+    (
+        "llama3_json",
+        "none",
+        f'<|python_tag|>{{"type": "function", "name": "run", "parameters": {RUN}}}',
+        call(0, "run", RUN),
+    ),
     ("llama4_json", "none", _LIST.replace("arguments", "parameters"), BOTH),
     ("llama4_pythonic", "none", f"<|python_start|>{_PYTHON}<|python_end|>", _PYTHON_CALLS),
     ("pythonic", "none", _PYTHON, _PYTHON_CALLS),
@@ -103,7 +115,12 @@ TRANSCRIPTS: list[tuple[str, str, str, list[Event]]] = [
         "<think>No.</think><function_calls>\nnow()\nrun(command='''a''')\n</function_calls>",
         [ReasoningDelta("No."), *call(0, "now", "{}"), *call(1, "run", '{"command": "a"}')],
     ),
-    ("mistral", "mistral", f"[THINK]Is {{it}} <b>warm</b>?\n[/THINK] Well.[TOOL_CALLS] {_LIST}", [THOUGHT, said("Well."), *BOTH]),
+    (
+        "mistral",
+        "mistral",
+        f"[THINK]Is {{it}} <b>warm</b>?\n[/THINK] Well.[TOOL_CALLS] {_LIST}",
+        [THOUGHT, said("Well."), *BOTH],
+    ),
     ("mistral", "mistral", f"[TOOL_CALLS]get_weather[ARGS]{WEATHER}[TOOL_CALLS]run{RUN}", BOTH),
     ("mistral", "none", f"[TOOL_CALLS]run[CALL_ID]a1B2c3D4e[ARGS]{RUN}", call(0, "run", RUN, "a1B2c3D4e")),
     (
@@ -124,7 +141,8 @@ TRANSCRIPTS: list[tuple[str, str, str, list[Event]]] = [
         "deepseek_r1",
         "Hm.</think>"
         + _DEEPSEEK.format(
-            f"function<｜tool▁sep｜>get_weather\n```json\n{WEATHER}\n```", f"function<｜tool▁sep｜>run\n```json\n{RUN}\n```"
+            f"function<｜tool▁sep｜>get_weather\n```json\n{WEATHER}\n```",
+            f"function<｜tool▁sep｜>run\n```json\n{RUN}\n```",
         ),
         [ReasoningDelta("Hm."), *BOTH],
     ),
@@ -166,7 +184,8 @@ TRANSCRIPTS: list[tuple[str, str, str, list[Event]]] = [
         "minimax_m2",
         "minimax_m2",
         '<think>a</think>\n\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Köln</parameter>\n'
-        '<parameter name="where">null</parameter>\n</invoke>\n<invoke name="run">\n<parameter name="command">ls "x"\n</parameter>\n'
+        '<parameter name="where">null</parameter>\n</invoke>\n<invoke name="run">\n'
+        '<parameter name="command">ls "x"\n</parameter>\n'
         "</invoke>\n</minimax:tool_call>",
         [
             ReasoningDelta("a"),
@@ -181,11 +200,21 @@ TRANSCRIPTS: list[tuple[str, str, str, list[Event]]] = [
         [ReasoningDelta("a"), said("b"), *BOTH],
     ),
     ("jamba", "none", f"<tool_calls>{_LIST}</tool_calls>", BOTH),
-    ("granite", "granite", f"Here is my thought process: a Here's my response: b<|tool_call|>{_LIST}", [ReasoningDelta("a "), said("b"), *BOTH]),
+    (
+        "granite",
+        "granite",
+        f"Here is my thought process: a Here's my response: b<|tool_call|>{_LIST}",
+        [ReasoningDelta("a "), said("b"), *BOTH],
+    ),
     ("granite-20b-fc", "none", f'<function_call> {{"name": "run", "arguments": {RUN}}}', call(0, "run", RUN)),
     ("phi4_mini_json", "none", f"functools{_LIST}", BOTH),
     ("phi4_mini_json", "none", f"<|tool_call|>{_LIST}<|/tool_call|>", BOTH),
-    ("internlm", "none", f'a<|action_start|><|plugin|>{{"name": "run", "parameters": {RUN}}}<|action_end|>', [said("a"), *call(0, "run", RUN)]),
+    (
+        "internlm",
+        "none",
+        f'a<|action_start|><|plugin|>{{"name": "run", "parameters": {RUN}}}<|action_end|>',
+        [said("a"), *call(0, "run", RUN)],
+    ),
     (
         "longcat",
         "longcat",
@@ -199,13 +228,19 @@ TRANSCRIPTS: list[tuple[str, str, str, list[Event]]] = [
         "<|END_ACTION|>",
         [ReasoningDelta("a"), *call(0, "run", RUN)],
     ),
-    ("none", "cohere_command3", "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", [ReasoningDelta("a"), said("b")]),
+    (
+        "none",
+        "cohere_command3",
+        "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>",
+        [ReasoningDelta("a"), said("b")],
+    ),
     ("none", "ernie45", "<think>a</think>\n<response>\nb</response>", [ReasoningDelta("a"), said("b")]),
     ("xlam", "none", _LIST, BOTH),
     (
         "openai",
         "openai_gptoss",
-        "<|channel|>analysis<|message|>Is {it} <b>warm</b>?\n<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|channel|>analysis<|message|>Is {it} <b>warm</b>?\n<|end|><|start|>assistant<|channel|>commentary<|message|>"
+        "I look.<|end|>"
         f"<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{WEATHER}<|call|>"
         f"<|start|>assistant to=functions.run<|channel|>commentary json<|message|>{RUN}<|call|>"
         "<|start|>assistant<|channel|>final<|message|>Warm.<|return|>",
@@ -216,7 +251,3 @@ TRANSCRIPTS: list[tuple[str, str, str, list[Event]]] = [
 
 def dialect_of(calls: str, reasoning: str) -> Dialect:
     return find_dialect(calls, reasoning, None)
-
-
-def name_of(row: Any) -> str:
-    return row if isinstance(row, str) and len(row) < 20 else json.dumps(str(row))[:1]
