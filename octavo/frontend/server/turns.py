@@ -14,10 +14,18 @@ from octavo.base.errors import GenerationError, InvalidRequestError, Unsupported
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Generation, start
-from octavo.frontend.text.dialects.events import Event, ReasoningDelta, TextDelta, TurnDelta
+from octavo.frontend.text.dialects.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    TurnDelta,
+    TurnFinish,
+)
 from octavo.frontend.text.dialects.family import Schemas
 from octavo.frontend.text.dialects.written_out import written_out
-from octavo.protocol.output import CompletionOutput
+from octavo.protocol.output import CompletionOutput, Logprob
 from octavo.protocol.sampling import MAX_LISTED, SamplingParams
 
 ToolChoice = Literal["auto", "none", "required"]
@@ -218,3 +226,45 @@ def _check_tools(conversation: Conversation, context: ServerContext) -> None:
         raise InvalidRequestError(
             f"tool_choice: there is no tool named {conversation.tool_name!r}", field="tool_choice"
         )
+
+
+@dataclass(slots=True, kw_only=True)
+class WholeCall:
+    """A call of a tool; arguments is JSON text."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class WholeTurn:
+    """One choice, whole: the events of its deltas put together."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    calls: list[WholeCall] = field(default_factory=list[WholeCall])
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list[dict[int, Logprob]])
+    finish_reason: TurnFinish | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, delta: TurnDelta) -> None:
+        """Take what is new of this choice."""
+        for event in delta.events:
+            match event:
+                case TextDelta(text=text):
+                    self.text += text
+                case ReasoningDelta(text=text):
+                    self.reasoning += text
+                case ToolCallBegin(id=id, name=name):
+                    self.calls.append(WholeCall(id=id, name=name))
+                case ToolCallArguments(fragment=fragment):
+                    self.calls[-1].arguments += fragment
+                case _:
+                    pass
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or []
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason

@@ -32,7 +32,7 @@ from octavo.frontend.server.routes.openai_schema import (
     usage_wishes,
 )
 from octavo.frontend.server.sse import DONE, encode_json
-from octavo.frontend.server.turns import Conversation, Turn, begin_turn, render_turn
+from octavo.frontend.server.turns import Conversation, Turn, WholeTurn, begin_turn, render_turn
 from octavo.frontend.text.dialects.events import (
     Event,
     ReasoningDelta,
@@ -89,53 +89,23 @@ async def chat_completions(request: Request) -> Response:
     return await answer(request, turn, encoder, stream=bool(body.stream), headers=named.headers, done=DONE)
 
 
-class _Choice:
-    """What the chunks of one choice add up to."""
+def _told(event: Event) -> dict[str, Any] | None:
+    """Return the delta that tells an event, None for one that is not told."""
+    match event:
+        case TextDelta(text=text):
+            return {"content": text}
+        case ReasoningDelta(text=text):
+            return _thought(text)
+        case ToolCallBegin(index=index, id=id, name=name):
+            return {"tool_calls": [{"index": index, **_call(id, name, "")}]}
+        case ToolCallArguments(index=index, fragment=fragment):
+            return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+        case _:
+            return None
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.begun = False
-        self.logprobs: dict[str, Any] | None = None
-        self.ending: dict[str, Any] = {"finish_reason": None, "stop_reason": None}
-        self._text: list[str] = []
-        self._thoughts: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-        self._arguments: list[list[str]] = []
 
-    def add(self, event: Event) -> dict[str, Any] | None:
-        """Take an event; return the delta that tells it, None if there is none."""
-        match event:
-            case TextDelta(text=text):
-                self._text.append(text)
-                return {"content": text}
-            case ReasoningDelta(text=text):
-                self._thoughts.append(text)
-                return _thought(text)
-            case ToolCallBegin(index=index, id=id, name=name):
-                self._calls.append({"id": id, "type": "function", "function": {"name": name, "arguments": ""}})
-                self._arguments.append([])
-                return {"tool_calls": [{"index": index, **self._calls[-1]}]}
-            case ToolCallArguments(index=index, fragment=fragment):
-                self._arguments[index].append(fragment)
-                return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
-            case _:
-                return None
-
-    def whole(self) -> dict[str, Any]:
-        """Return the choice as it stands in an answer that is not streamed."""
-        for call, fragments in zip(self._calls, self._arguments, strict=True):
-            call["function"]["arguments"] = "".join(fragments)
-        text = "".join(self._text)
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": text if text or not self._calls else None,
-            "refusal": None,
-        }
-        if self._thoughts:
-            message |= _thought("".join(self._thoughts))
-        if self._calls:
-            message["tool_calls"] = self._calls
-        return {"index": self.index, "message": message, "logprobs": self.logprobs, **self.ending}
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _thought(text: str) -> dict[str, str]:
@@ -154,7 +124,8 @@ class ChatEncoder:
         self._head = head
         self._wishes = usage
         self._shape = shape
-        self._choices = [_Choice(index) for index in range(num_choices)]
+        self._made: list[WholeTurn] = [WholeTurn(index=index) for index in range(num_choices)]
+        self._begun: set[int] = set()
 
     def begin(self) -> Events:
         """Return nothing: a choice begins with its first token."""
@@ -162,34 +133,33 @@ class ChatEncoder:
 
     def take(self, delta: TurnDelta) -> Events:
         """Return the chunks of a delta; the log-probabilities of its tokens are in the first that has a part of the answer."""
-        choice = self._choices[delta.index]
-        events = delta.events
+        index = delta.index
+        self._made[index].add(delta)
         chunks: Events = []
-        if not choice.begun:
-            choice.begun = True
-            chunks.append(self._chunk(choice, {"role": "assistant", "content": ""}))
-            events = [TextDelta(self.echo), *events] if self.echo else events
-        deltas = [found for event in events if (found := choice.add(event))]
+        if index not in self._begun:
+            self._begun.add(index)
+            chunks.append(self._chunk(index, {"role": "assistant", "content": ""}))
+            if self.echo:
+                chunks.append(self._chunk(index, {"content": self.echo}))
+        told = [found for event in delta.events if (found := _told(event))]
         logprobs = self._shape(delta.token_ids, delta.logprobs or [])
-        if logprobs is not None:
-            choice.logprobs = choice.logprobs or {**logprobs, "content": []}
-            choice.logprobs["content"] += logprobs["content"]
-        if not deltas and delta.logprobs:
-            deltas = [{"content": ""}]
-        for found in deltas:
-            chunks.append(self._chunk(choice, found, logprobs))
+        for found in told or ([{"content": ""}] if delta.logprobs else []):
+            chunks.append(self._chunk(index, found, logprobs))
             logprobs = None
         if delta.finish_reason is not None:
-            choice.ending = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
-            chunks.append(self._chunk(choice, {}))
+            chunks.append(self._chunk(index, {}, None, delta))
         return chunks
 
     def keep(self, one: Collected) -> None:
         """Take a choice that is whole already."""
-        choice = self._choices[one.index]
-        choice.add(TextDelta(one.text))
-        choice.logprobs = self._shape(one.token_ids, one.logprobs)
-        choice.ending = {"finish_reason": one.finish_reason, "stop_reason": one.stop_reason}
+        self._made[one.index] = WholeTurn(
+            index=one.index,
+            text=one.text,
+            token_ids=one.token_ids,
+            logprobs=one.logprobs,
+            finish_reason=one.finish_reason,
+            stop_reason=one.stop_reason,
+        )
 
     def end(self) -> Events:
         """Return the chunk that has the usage and no choices, if it is asked for."""
@@ -201,10 +171,26 @@ class ChatEncoder:
 
     def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
-        choices = [choice.whole() for choice in self._choices]
+        choices = [self._choice(made) for made in self._made]
         answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage}
         scores = None if self.turn is None else prompt_entries(self.turn.generation.prompt_logprobs[0])
         return answer if scores is None else {**answer, "prompt_logprobs": scores}
+
+    def _choice(self, made: WholeTurn) -> dict[str, Any]:
+        text = self.echo + made.text
+        content = text if text or not made.calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if made.reasoning:
+            message |= _thought(made.reasoning)
+        if made.calls:
+            message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in made.calls]
+        return {
+            "index": made.index,
+            "message": message,
+            "logprobs": self._shape(made.token_ids, made.logprobs),
+            "finish_reason": made.finish_reason,
+            "stop_reason": made.stop_reason,
+        }
 
     def frame(self, event: Mapping[str, Any]) -> bytes:
         """Return a server-sent event."""
@@ -214,9 +200,13 @@ class ChatEncoder:
     def _usage(self) -> dict[str, Any] | None:
         return None if self.turn is None else self.turn.usage
 
-    def _chunk(self, choice: _Choice, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-        ending = {"finish_reason": None} if delta else choice.ending
-        one = {"index": choice.index, "delta": delta, "logprobs": logprobs, **ending}
+    def _chunk(
+        self, index: int, told: dict[str, Any], logprobs: dict[str, Any] | None = None, end: TurnDelta | None = None
+    ) -> dict[str, Any]:
+        reason = None if end is None else end.finish_reason
+        one = {"index": index, "delta": told, "logprobs": logprobs, "finish_reason": reason}
+        if end is not None:
+            one["stop_reason"] = end.stop_reason
         return self._event([one], self._usage if self._wishes.always else None)
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
