@@ -156,6 +156,8 @@ TESTS = {
     "enable-log-requests": "server/test_operations.py::test_requests_are_logged_without_their_text",
     "chat-template": "host/checkpoint/test_open.py::test_where_a_template_comes_from",
     "default-chat-template-kwargs": "server/test_chat.py::test_messages_reach_the_template_as_sent",
+    "tool-call-parser": "host/text/dialects/test_families.py::test_vllm_s_names_are_known_and_no_name_is_given_twice",
+    "reasoning-parser": "server/test_tools.py::test_options_name_the_dialects",
     "enable-force-include-usage": "server/test_chat.py::test_usage_is_told_all_along_and_at_the_end",
     "host": "server/test_shutdown.py::test_an_address_that_is_not_one",
     "port": "server/test_shutdown.py::test_a_port_in_use_is_an_error_at_once",

@@ -102,9 +102,12 @@ _ROWS = (
     *_accept("max_cudagraph_capture_size compilation_config optimization_level performance_mode", _GRAPHS),
     *_accept("additional_config", "there is nobody to read it"),
     # Answers in a form, tools, reasoning.
-    *_refuse("reasoning_parser reasoning_parser_plugin reasoning_config structured_outputs_config", _LATER),
-    *_refuse("tool_call_parser tool_parser_plugin tool_strict_level tool_server", _LATER),
-    *_refuse("enable_auto_tool_choice exclude_tools_when_tool_choice_none", _LATER, "nothing"),
+    *_refuse("reasoning_config structured_outputs_config tool_strict_level tool_server", _LATER),
+    *_refuse(
+        "reasoning_parser_plugin tool_parser_plugin", "a package adds dialects by the entry point octavo.dialects"
+    ),
+    *_accept("enable_auto_tool_choice", "models may always choose to call a tool", "nothing"),
+    *_accept("exclude_tools_when_tool_choice_none", "they are always left out then", "nothing"),
     # Several processes.
     *_refuse("distributed_executor_backend", _ONE_MACHINE, harmless="mp uni"),
     *_refuse("nnodes data_parallel_size data_parallel_size_local api_server_count", _ONE_MACHINE, harmless="1"),

@@ -42,6 +42,13 @@ class ServeConfig:
     default_chat_template_kwargs: dict[str, Any] | None = option(
         None, "variables of the chat template for chats that do not set them"
     )
+    tool_call_parser: str = option(
+        "auto",
+        "how the model calls tools: the name of a dialect; auto finds it in the chat template, none takes no tools",
+    )
+    reasoning_parser: str = option(
+        "auto", "how the model marks its thoughts, in the same way; none leaves them in the text"
+    )
     enable_force_include_usage: bool = option(False, "every stream ends with its usage, asked for or not")
     enable_log_requests: bool = option(False, "log every request: its id and sizes, never its text")
     disable_log_stats: bool = option(False, "no log line on what the server does")

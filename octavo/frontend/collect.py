@@ -9,7 +9,7 @@ When a token id ends a choice, the id stays in `token_ids` and its text is not s
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -27,13 +27,21 @@ OutputKind = RequestOutputKind | Literal["delta", "cumulative", "final"]
 
 
 class Collector:
-    """The state of one request. tokenizer: None leaves text empty, as `detokenize=False` does.
+    """The state of one request. tokenizer: None leaves text empty, as `detokenize=False` does. shown: ids of special tokens
+    whose text is given out in any case.
 
     finishes: choices that a stop string ended; whoever drives the collector sends them to the engine and clears the list.
     """
 
     def __init__(
-        self, request: Request, *, request_id: str, prompt: str | None, tokenizer: Tokenizer | None, kind: OutputKind
+        self,
+        request: Request,
+        *,
+        request_id: str,
+        prompt: str | None,
+        tokenizer: Tokenizer | None,
+        kind: OutputKind,
+        shown: Collection[int] = (),
     ) -> None:
         self.finishes: list[FinishChoice] = []
         self.request_id = request_id
@@ -41,7 +49,7 @@ class Collector:
         self.prompt_token_ids: list[int] = request.tokens.tolist()
         self._key = request.key
         self._kind: OutputKind = kind
-        self._choices = [_Choice(index, request.sampling, tokenizer) for index in range(request.sampling.n)]
+        self._choices = [_Choice(index, request.sampling, tokenizer, shown) for index in range(request.sampling.n)]
         self._unfinished = len(self._choices)
         self._metrics = RequestMetrics(arrival=request.arrival)
         self._num_cached = 0
@@ -159,7 +167,7 @@ class _Choice:
         "stop_reason",
     )
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None, shown: Collection[int]) -> None:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.num_tokens = 0
@@ -178,7 +186,9 @@ class _Choice:
         detection = params.repetition_detection
         self._repetition = None if detection is None else Repetition(detection)
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = start_detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            self._detokenizer = start_detokenizer(
+                tokenizer, skip_special_tokens=params.skip_special_tokens, shown=shown
+            )
             if params.stop:
                 self._stops = StopStrings(
                     params.stop, include=params.include_stop_str_in_output, min_tokens=params.min_tokens

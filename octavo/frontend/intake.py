@@ -131,6 +131,7 @@ class Intake:
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
@@ -147,7 +148,12 @@ class Intake:
             except ConfigError as error:
                 raise InvalidRequestError(error.message, field="chat_template") from error
         variables = {**(template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
-        text = template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        text = template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _read_prompt(self, prompt: Any) -> tuple[str | None, Any, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -147,13 +147,15 @@ class TextService:
         cache_salt: str = "",
         kind: OutputKind = "delta",
         intake: Intake | None = None,
+        shown: Collection[int] = (),
     ) -> RequestStream:
         """Tokenize, check and queue a request; return its stream of outputs.
 
         All errors of the request are raised here, before any output: InvalidRequestError naming the field (prompt,
         max_tokens, ...), QueueFullError, ShuttingDownError, EngineDeadError. `request_id` is only a label: two running
         requests may share it. kind: outputs hold what is new ("delta"), all so far ("cumulative"), or there is exactly
-        one output, the whole answer ("final"). intake: what it is checked against, if not the service's own.
+        one output, the whole answer ("final"). intake: what it is checked against, if not the service's own. shown: ids of
+        special tokens whose text is given out though others are skipped.
         """
         make = functools.partial(
             (intake or self._intake).request, prompt, params, priority=priority, cache_salt=cache_salt
@@ -165,6 +167,7 @@ class TextService:
             prompt=text,
             tokenizer=self.tokenizer,
             kind=kind,
+            shown=shown,
         )
         stream = RequestStream(self._client, request, collector, self._forget)
         self._streams[request.key] = stream
@@ -214,16 +217,19 @@ class TextService:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Render a conversation and return its token ids, to be given to `generate`. Raises InvalidRequestError.
 
-        template_kwargs: further variables of the template.
+        continue_final_message: the prompt ends with the last message, unfinished. template_kwargs: further variables of the
+        template.
         """
         render = functools.partial(
             self._intake.chat,
             messages,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
         )
         # Never on the loop: how long a template takes does not follow from the length of the chat.
@@ -242,6 +248,11 @@ class TextService:
                 last = tokenizer.vocab_size - 1
                 raise InvalidRequestError(f"token id {token} is not in the vocabulary, 0 to {last}", field="tokens")
         return await self._run(functools.partial(tokenizer.decode, ids, skip_special_tokens=False), len(ids))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the template that chats are rendered with; None without a tokenizer."""
+        return None if self._intake.template is None else self._intake.template.source
 
     def stats(self) -> EngineStats | None:
         """Return the engine's latest gauges and totals; None until it is loaded."""

@@ -29,6 +29,12 @@ class FakeTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(WORDS[token % len(WORDS)] for token in ids)
 
+    def special_within(self, texts: str) -> dict[int, str]:
+        return {}
+
+    def token_id(self, text: str) -> int | None:
+        return None
+
     def token_bytes(self, token: int) -> bytes:
         return WORDS[token % len(WORDS)].encode()
 
@@ -122,6 +128,7 @@ class FakeService(TextService):
         self.words = FakeTokenizer()
         self.tokenizer: Any = self.words
         self.sampling: dict[str, float | int] = {}
+        self.template: str | None = "{{ messages }}<tool_call>"
         self.delay = 0.0
         self.dead = False
         self.aborting = False
@@ -172,6 +179,10 @@ class FakeService(TextService):
         if any(not 0 <= token < VOCAB for token in ids):
             raise InvalidRequestError("tokens: not in the vocabulary", field="tokens")
         return "".join(map(self.words.token_text, ids))
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.template
 
     def stats(self) -> EngineStats | None:
         return self.figures

@@ -15,6 +15,16 @@ from tests.server.harness import CHAT, TEXT, client, run
 CHAT_ROUTE, TEXT_ROUTE = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "Hi"}
 
+
+def _tool(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def _calling(arguments: str) -> dict[str, Any]:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 # (name, route, body or what to change in a good body, status, param)
 CASES: list[tuple[str, str, Any, int, str | None]] = [
     ("empty body", CHAT_ROUTE, b"", 400, None),
@@ -116,7 +126,84 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
     ("role unknown", CHAT_ROUTE, {"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages[0].role"),
     ("role missing", CHAT_ROUTE, {"messages": [{"content": "x"}]}, 400, "messages[0].role"),
     ("role a number", CHAT_ROUTE, {"messages": [USER, {"role": 1, "content": "x"}]}, 400, "messages[1].role"),
-    ("role tool", CHAT_ROUTE, {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
+    (
+        "a result without id",
+        CHAT_ROUTE,
+        {"messages": [{"role": "tool", "content": "x"}]},
+        400,
+        "messages[0].tool_call_id",
+    ),
+    ("role function", CHAT_ROUTE, {"messages": [{"role": "function", "content": "x"}]}, 400, "messages[0].role"),
+    (
+        "a call of old",
+        CHAT_ROUTE,
+        {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+        400,
+        "messages[0].function_call",
+    ),
+    (
+        "calls that are none",
+        CHAT_ROUTE,
+        {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+        400,
+        "messages[1].tool_calls[0].function",
+    ),
+    (
+        "arguments that are no JSON",
+        CHAT_ROUTE,
+        {"messages": [USER, _calling('{"v": ')]},
+        400,
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+    (
+        "arguments that are a list",
+        CHAT_ROUTE,
+        {"messages": [USER, _calling("[]")]},
+        400,
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+    (
+        "arguments that are a word",
+        CHAT_ROUTE,
+        {"messages": [USER, _calling('"x"')]},
+        400,
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+    ("tools in words", CHAT_ROUTE, {"tools": "f"}, 400, "tools"),
+    ("a tool without function", CHAT_ROUTE, {"tools": [{"type": "function"}]}, 400, "tools[0].function"),
+    (
+        "a tool of another kind",
+        CHAT_ROUTE,
+        {"tools": [{"type": "custom", "function": {"name": "f"}}]},
+        400,
+        "tools[0].type",
+    ),
+    (
+        "a tool without name",
+        CHAT_ROUTE,
+        {"tools": [{"type": "function", "function": {}}]},
+        400,
+        "tools[0].function.name",
+    ),
+    ("a tool with a strange name", CHAT_ROUTE, {"tools": [_tool("a b")]}, 400, "tools[0].function.name"),
+    ("two tools of a name", CHAT_ROUTE, {"tools": [_tool("f"), _tool("f")]}, 400, "tools[1].function.name"),
+    (
+        "parameters that are none",
+        CHAT_ROUTE,
+        {"tools": [_tool("f", parameters="x")]},
+        400,
+        "tools[0].function.parameters",
+    ),
+    ("required without tools", CHAT_ROUTE, {"tool_choice": "required"}, 400, "tool_choice"),
+    ("a choice nobody knows", CHAT_ROUTE, {"tools": [_tool("f")], "tool_choice": "any"}, 400, "tool_choice"),
+    (
+        "a tool nobody knows",
+        CHAT_ROUTE,
+        {"tools": [_tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        400,
+        "tool_choice",
+    ),
+    ("tools with beams", CHAT_ROUTE, {"tools": [_tool("f")], "use_beam_search": True}, 400, "tools"),
     ("content missing", CHAT_ROUTE, {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
     ("content a number", CHAT_ROUTE, {"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
     (
@@ -145,8 +232,7 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
 
 # Known fields that are not supported yet: (route, field, value that would change the answer).
 REFUSED: list[tuple[str, str, Any]] = [
-    (CHAT_ROUTE, "tools", [{"type": "function", "function": {"name": "f"}}]),
-    (CHAT_ROUTE, "tool_choice", "required"),
+    (CHAT_ROUTE, "thinking_token_budget", 100),
     (CHAT_ROUTE, "response_format", {"type": "json_object"}),
     (TEXT_ROUTE, "best_of", 2),
     (TEXT_ROUTE, "suffix", "end"),

@@ -32,7 +32,7 @@ CASES: list[tuple[str, str, str, Any, int, str | None]] = [
     ("tokenize no messages", "POST", "/tokenize", {"messages": []}, 400, "messages"),
     ("tokenize a wizard", "POST", "/tokenize", {"messages": [{"role": "wizard"}]}, 400, "messages[0].role"),
     ("tokenize no content", "POST", "/tokenize", {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
-    ("tokenize tools", "POST", "/tokenize", {"messages": [USER], "tools": [{"type": "function"}]}, 400, "tools"),
+    ("tokenize tools", "POST", "/tokenize", {"messages": [USER], "tools": [{"type": "function"}]}, 400, "tools[0].function"),
     ("tokenize a flag in words", "POST", "/tokenize", {"prompt": "a", "add_special_tokens": "no"}, 400,
      "add_special_tokens"),
     ("tokenize for a stranger", "POST", "/tokenize", {"prompt": "a", "model": "gpt-9"}, 404, "model"),

@@ -15,6 +15,8 @@ from octavo.protocol.output import Logprob
 from tests.server.fake_service import FakeService, answer_text
 from tests.server.harness import CHAT, client, events_of, run
 
+_OPTIONS = {"add_generation_prompt": True, "continue_final_message": False, "template_kwargs": {}}
+
 
 async def _ask(service: FakeService, config: ServeConfig, headers: Any = None, **fields: Any) -> Any:
     async with client(service, config) as http:
@@ -51,9 +53,11 @@ def test_messages_reach_the_template_as_sent(service: FakeService, config: Serve
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": parts, "name": "Ann"}]
     kwargs = {"enable_thinking": False}
     run(_ask(service, config, messages=messages, chat_template_kwargs=kwargs, add_generation_prompt=False))
-    assert service.conversations == [(messages, {"add_generation_prompt": False, "template_kwargs": kwargs})]
+    assert service.conversations == [
+        (messages, {**_OPTIONS, "add_generation_prompt": False, "template_kwargs": kwargs})
+    ]
     run(_ask(service, config))
-    assert service.conversations[1][1] == {"add_generation_prompt": True, "template_kwargs": {}}
+    assert service.conversations[1][1] == _OPTIONS
     own = dataclasses.replace(config, default_chat_template_kwargs={"enable_thinking": True, "date": "today"})
     run(_ask(service, own, chat_template_kwargs=kwargs))
     assert service.conversations[2][1]["template_kwargs"] == {"enable_thinking": False, "date": "today"}

@@ -34,6 +34,7 @@ from octavo.frontend.server.routes.responses import (
 )
 from octavo.frontend.server.routes.tokens import detokenize, tokenize
 from octavo.frontend.service import TextService
+from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
 
 
@@ -78,6 +79,12 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
         config=config,
         model_names=names,
         metrics=ServerMetrics(names[0], service.stats, names=config.metrics_names),
+        speech=Speech(
+            service.tokenizer,
+            service.chat_template,
+            calls=config.tool_call_parser,
+            reasoning=config.reasoning_parser,
+        ),
         created=int(time.time()),
     )
     return app

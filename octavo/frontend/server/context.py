@@ -10,6 +10,7 @@ from octavo.base.errors import NotFoundError
 from octavo.config.serve import ServeConfig
 from octavo.frontend.server.response_store import ResponseStore
 from octavo.frontend.service import TextService
+from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
 
 
@@ -21,6 +22,7 @@ class ServerContext:
     config: ServeConfig
     model_names: tuple[str, ...]
     metrics: ServerMetrics
+    speech: Speech
     created: int
     responses: ResponseStore = field(default_factory=ResponseStore)
 

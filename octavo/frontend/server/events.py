@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +132,7 @@ async def start(
     request_id: str,
     priority: int = 0,
     cache_salt: str = "",
+    shown: Collection[int] = (),
 ) -> Generation:
     """Queue all prompts; raises what TextService.generate raises, and then nothing is left queued."""
     arrival = time.monotonic()
@@ -140,7 +141,13 @@ async def start(
         for index, prompt in enumerate(prompts):
             try:
                 stream = await context.service.generate(
-                    prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, kind="delta"
+                    prompt,
+                    params,
+                    request_id=request_id,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    kind="delta",
+                    shown=shown,
                 )
             except InvalidRequestError as error:
                 if error.field == "prompt" and len(prompts) > 1:

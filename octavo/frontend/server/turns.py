@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from starlette.requests import Request
 
+from octavo.base.errors import GenerationError, InvalidRequestError, UnsupportedError
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Generation, start
 from octavo.frontend.text.dialects.events import (
+    Event,
     ReasoningDelta,
     TextDelta,
     ToolCallArguments,
@@ -19,10 +23,20 @@ from octavo.frontend.text.dialects.events import (
     TurnDelta,
     TurnFinish,
 )
-from octavo.protocol.output import Logprob
-from octavo.protocol.sampling import SamplingParams
+from octavo.frontend.text.dialects.family import Schemas
+from octavo.frontend.text.dialects.written_out import written_out
+from octavo.protocol.output import CompletionOutput, Logprob
+from octavo.protocol.sampling import MAX_LISTED, SamplingParams
 
 ToolChoice = Literal["auto", "none", "required"]
+_NAME = re.compile(r"[\w.\-]{1,64}")
+
+
+class NoCallError(GenerationError):
+    """A call of a tool was required, and the model made none."""
+
+    status = 422
+    kind = "no_tool_call"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +44,10 @@ class Conversation:
     """What a model is to answer, in the shapes of OpenAI's chat messages and tools, which chat templates know.
 
     messages: {"role", "content", "tool_calls", "tool_call_id", "reasoning_content" …}; arguments of calls as JSON text or as
-    objects. tools: {"type": "function", "function": {"name", "description", "parameters", "strict"}}. tool_name: the one tool
-    that must be called; tool_choice is "required" then. template_variables: further variables of the chat template.
+    objects. tools: {"type": "function", "function": {"name", "description", "parameters", "strict"}}; the model hears nothing
+    of them with the choice "none". tool_name: the one tool that must be called; tool_choice is "required" then.
+    include_reasoning: whether thoughts are among the events. template_variables: further ones of the chat template, before
+    which the server's own come.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -40,42 +56,88 @@ class Conversation:
     tool_name: str | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    include_reasoning: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def schemas(self) -> Schemas:
+        """The schemas of the parameters of the tools that may be called, by their names."""
+        tools = () if self.tool_choice == "none" else self.tools
+        return {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
 
 
 class Turn:
     """The running answer to a conversation. `events()` once, then `aclose()`, which aborts what still runs."""
 
-    def __init__(self, generation: Generation, num_choices: int) -> None:
-        self._generation = generation
+    def __init__(
+        self, context: ServerContext, conversation: Conversation, generation: Generation, params: SamplingParams
+    ) -> None:
         self.generation = generation
-        self.num_choices = num_choices
+        self.num_choices = params.n
+        self._speech = context.speech
+        self._conversation = conversation
+        self._num_thoughts = 0
+        last = conversation.messages[-1].get("content") if conversation.continue_final_message else None
+        self._parsers = context.speech.parsers(
+            conversation.schemas,
+            generation.prompts[0][1],
+            params.n,
+            continued=last if isinstance(last, str) else None,
+            one_call=not conversation.parallel_tool_calls or conversation.tool_name is not None,
+        )
 
     @property
     def usage(self) -> dict[str, Any]:
         """Tokens so far, in OpenAI's shape."""
-        return self._generation.usage
+        if not self._speech.thinks:
+            return self.generation.usage
+        return {**self.generation.usage, "completion_tokens_details": {"reasoning_tokens": self._num_thoughts}}
 
     async def events(self) -> AsyncIterator[list[TurnDelta]]:
-        """Yield what is new, as `octavo/frontend/text/dialects/events.py` says; raises what `Generation.events` raises."""
-        async for outputs in self._generation.events():
-            yield [
-                TurnDelta(
-                    index=one.index,
-                    events=[TextDelta(one.text)] if one.text else [],
-                    token_ids=one.token_ids,
-                    logprobs=one.logprobs,
-                    finish_reason=one.finish_reason,
-                    stop_reason=one.stop_reason,
-                )
-                for one in outputs
-            ]
+        """Yield what is new, as `octavo/frontend/text/dialects/events.py` says.
+
+        Raises what `Generation.events` raises, and NoCallError where a call was required and there is none.
+        """
+        async for outputs in self.generation.events():
+            yield [self._delta(one) for one in outputs]
+
+    def _delta(self, one: CompletionOutput) -> TurnDelta:
+        parser = self._parsers[one.index]
+        events: list[Event] = [TextDelta(one.text)] if one.text else []
+        finish, stop = one.finish_reason, one.stop_reason
+        num_calls = 0
+        if parser is not None:
+            before = parser.thinking
+            events = parser.push(one.text)
+            self._num_thoughts += self._count(one.token_ids, before, parser.thinking)
+            if finish is not None:
+                events += parser.end()
+            num_calls = parser.num_calls
+        if not self._conversation.include_reasoning:
+            events = [event for event in events if not isinstance(event, ReasoningDelta)]
+        if finish is not None and self._conversation.tool_choice == "required" and not num_calls:
+            raise NoCallError("tool_choice asks for a call, and the model made none", field="tool_choice")
+        return TurnDelta(
+            index=one.index,
+            events=events,
+            token_ids=one.token_ids,
+            logprobs=one.logprobs,
+            finish_reason="tool_calls" if finish == "stop" and num_calls else finish,
+            stop_reason=None if num_calls and isinstance(stop, str) else stop,
+        )
+
+    def _count(self, ids: Sequence[int], before: bool, after: bool) -> int:
+        """Return how many tokens are of thoughts; a marker counts as one where it ends them."""
+        if before == after:
+            return len(ids) * before
+        marked = [place for place, index in enumerate(ids, 1) if index in self._speech.thought_ids]
+        return (marked[0] if marked else len(ids)) if before else (len(ids) - marked[-1] if marked else 0)
 
     async def aclose(self) -> None:
         """Abort what still runs and settle the books; idempotent."""
-        await self._generation.aclose()
+        await self.generation.aclose()
 
     async def __aenter__(self) -> Turn:
         return self
@@ -86,10 +148,23 @@ class Turn:
 
 async def render_turn(request: Request, context: ServerContext, conversation: Conversation) -> list[int]:
     """Return the token ids of a conversation; raises InvalidRequestError naming the field, or ClientGoneError."""
+    _check_tools(conversation, context)
+    messages, tools = conversation.messages, conversation.tools if conversation.schemas else ()
+    effort = conversation.reasoning_effort
+    variables = dict(context.config.default_chat_template_kwargs or {})
+    if effort is not None:
+        off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+        variables |= {"reasoning_effort": effort, **off}
+    variables |= conversation.template_variables
+    if context.speech.written_out and (tools or any(message.get("tool_calls") for message in messages)):
+        messages, tools = written_out(messages, tools), ()
+    if tools:
+        variables["tools"] = list(tools)
     rendering = context.service.chat_prompt(
-        conversation.messages,
+        messages,
         add_generation_prompt=conversation.add_generation_prompt,
-        template_kwargs=conversation.template_variables,
+        continue_final_message=conversation.continue_final_message,
+        template_kwargs=variables,
     )
     return await until_disconnect(request.receive, rendering)
 
@@ -106,8 +181,51 @@ async def begin_turn(
 ) -> Turn:
     """Render the conversation and queue it; raises InvalidRequestError naming the field, or ClientGoneError."""
     prompt = await render_turn(request, context, conversation)
-    starting = start(context, [prompt], params, request_id=request_id, priority=priority, cache_salt=cache_salt)
-    return Turn(await until_disconnect(request.receive, starting), params.n)
+    tools = bool(conversation.schemas)
+    starting = start(
+        context,
+        [prompt],
+        _led(context, conversation, prompt, params),
+        request_id=request_id,
+        priority=priority,
+        cache_salt=cache_salt,
+        shown=context.speech.shown(tools=tools),
+    )
+    return Turn(context, conversation, await until_disconnect(request.receive, starting), params)
+
+
+def _led(
+    context: ServerContext, conversation: Conversation, prompt: Sequence[int], params: SamplingParams
+) -> SamplingParams:
+    """Return the parameters with which a required call is begun for the model, and ended behind the only one."""
+    if conversation.tool_choice != "required":
+        return params
+    opening = context.speech.opening(prompt, conversation.tool_name or "")
+    end = context.speech.call_end
+    one = conversation.tool_name is not None or not conversation.parallel_tool_calls
+    stop = (*params.stop, end) if end and one and len(params.stop) < MAX_LISTED["stop"] else params.stop
+    return dataclasses.replace(params, trace_decode_token_ids=tuple(opening), stop=stop)
+
+
+def _check_tools(conversation: Conversation, context: ServerContext) -> None:
+    """Raise InvalidRequestError naming the tool at fault."""
+    names = [tool["function"]["name"] for tool in conversation.tools]
+    for index, name in enumerate(names):
+        field = f"tools[{index}].function.name"
+        if not _NAME.fullmatch(name):
+            raise InvalidRequestError(
+                f"{field} must be 1 to 64 letters, digits, _, - or dots, not {name!r}", field=field
+            )
+        if name in names[:index]:
+            raise InvalidRequestError(f"{field}: there are two tools named {name!r}", field=field)
+    if names and not context.speech.takes_tools:
+        raise UnsupportedError("tools: this server was started with tool_call_parser none", field="tools")
+    if conversation.tool_choice == "required" and not names:
+        raise InvalidRequestError("tool_choice needs tools to choose from", field="tool_choice")
+    if conversation.tool_name is not None and conversation.tool_name not in names:
+        raise InvalidRequestError(
+            f"tool_choice: there is no tool named {conversation.tool_name!r}", field="tool_choice"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -150,17 +268,3 @@ class WholeTurn:
         self.logprobs += delta.logprobs or []
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
-
-
-async def collect_turn(request: Request, turn: Turn) -> list[WholeTurn]:
-    """Return all choices, whole; raises the generation's errors, or ClientGoneError."""
-    choices = [WholeTurn(index=index) for index in range(turn.num_choices)]
-
-    async def gather() -> None:
-        async for deltas in turn.events():
-            for delta in deltas:
-                choices[delta.index].add(delta)
-
-    async with turn:
-        await until_disconnect(request.receive, gather())
-    return choices

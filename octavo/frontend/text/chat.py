@@ -58,23 +58,45 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         max_characters: int = MAX_CHARACTERS,
     ) -> str:
         """Return the prompt. `variables` are the template's own (tools, enable_thinking, documents …).
 
+        continue_final_message: it ends with the text of the last message, which the answer goes on with.
+
         Encode it with add_special_tokens=False: templates write BOS themselves. Raises InvalidRequestError naming the
         message at fault, with the template's own message if it refuses the chat, or saying that the template takes too
         much time or memory.
         """
-        known = {"messages": checked_messages(messages), "add_generation_prompt": add_generation_prompt}
+        checked = checked_messages(messages)
+        known = {"messages": checked, "add_generation_prompt": add_generation_prompt}
         given = dict(variables or {})
         for name in known:
             if name in given:
                 raise InvalidRequestError(
                     f"{name} is not one of the template's own variables", field="chat_template_kwargs"
                 )
-        return self._process.render(self.source, {**self._special_tokens, **given, **known}, max_characters)
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequestError(
+                "continue_final_message does not go together with add_generation_prompt: the answer goes on with the last "
+                "message or begins a new one",
+                field="continue_final_message",
+            )
+        text = self._process.render(self.source, {**self._special_tokens, **given, **known}, max_characters)
+        return _ended_in(text, checked[-1]["content"]) if continue_final_message else text
+
+
+def _ended_in(rendered: str, last: str) -> str:
+    """Return the prompt up to the end of the last message's text; templates may have trimmed it."""
+    place = rendered.rfind(last.strip()) if last.strip() else -1
+    if place < 0:
+        raise InvalidRequestError(
+            "continue_final_message needs a last message with text, which the template shows as it is",
+            field="continue_final_message",
+        )
+    return rendered[:place] + last.lstrip()
 
 
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ so far is never decoded again.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from octavo.frontend.text.tokenizer import Tokenizer, is_byte_token
@@ -30,25 +30,28 @@ class Detokenizer(Protocol):
         ...
 
 
-def start_detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
-    """Return a fresh detokenizer of the kind that the tokenizer needs."""
+def start_detokenizer(
+    tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown: Collection[int] = ()
+) -> Detokenizer:
+    """Return a fresh detokenizer of the kind that the tokenizer needs. shown: special tokens that are not skipped."""
     kind = ByteDetokenizer if tokenizer.byte_level else WindowDetokenizer
-    return kind(tokenizer, skip_special_tokens=skip_special_tokens)
+    return kind(tokenizer, skip_special_tokens=skip_special_tokens, shown=shown)
 
 
 class ByteDetokenizer:
     """For byte-level BPE: tokens are bytes, read by a UTF-8 decoder that keeps the beginning of a character."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next ids; return the text that is certain now."""
         tokenizer = self._tokenizer
         if self._skip:
-            ids = [index for index in ids if not tokenizer.is_special(index)]
+            ids = [index for index in ids if index in self._shown or not tokenizer.is_special(index)]
         return self._utf8.decode(b"".join(map(tokenizer.token_bytes, ids)))
 
     def flush(self) -> str:
@@ -64,9 +67,10 @@ class WindowDetokenizer:
     replaced is decided by the whole run.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._shown = shown
         self._window: list[int] = []
         self._window_text = ""
         self._new: list[int] = []
@@ -82,7 +86,7 @@ class WindowDetokenizer:
     def _push_one(self, index: int) -> str:
         tokenizer = self._tokenizer
         token = tokenizer.token_text(index)
-        if token is None or (self._skip and tokenizer.is_special(index)):
+        if token is None or (self._skip and index not in self._shown and tokenizer.is_special(index)):
             return ""
         self._new.append(index)
         if tokenizer.byte_fallback and is_byte_token(token):

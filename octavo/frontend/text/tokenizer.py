@@ -90,6 +90,10 @@ class Tokenizer:
         """Return the id of the token that stands so in the vocabulary, None if there is none."""
         return self._core.token_to_id(text)
 
+    def special_within(self, texts: str) -> dict[int, str]:
+        """Return the special tokens that are a part of a text, by their ids."""
+        return {index: self._added[index] for index in self._special if self._added[index] in texts}
+
     def is_special(self, index: int) -> bool:
         """Whether a token is a special one, which `skip_special_tokens` leaves out."""
         return index in self._special

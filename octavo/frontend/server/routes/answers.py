@@ -16,7 +16,7 @@ from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Generation, Prompt, start
 from octavo.frontend.server.routes.openai_schema import CommonFields
 from octavo.frontend.server.sse import encode_json
-from octavo.protocol.output import Logprob
+from octavo.protocol.output import FinishReason, Logprob
 from octavo.protocol.sampling import SamplingParams
 
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -38,7 +38,7 @@ class Collected:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
     @property

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import InvalidRequestError
+from octavo.base.errors import InvalidRequestError, OctavoError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
-from octavo.frontend.server.disconnect import until_disconnect
-from octavo.frontend.server.errors import renamed
-from octavo.frontend.server.events import Echo, Generation
-from octavo.frontend.server.routes.answers import Collected, begin, collect, json_response, label, token_bytes_of
+from octavo.frontend.server.errors import error_object, renamed
+from octavo.frontend.server.routes.answers import Collected, json_response, label, token_bytes_of
 from octavo.frontend.server.routes.beams import search
+from octavo.frontend.server.routes.encoders import Events, answer
 from octavo.frontend.server.routes.logprobs import chat_entries, prompt_entries
 from octavo.frontend.server.routes.openai_schema import (
     ChatBody,
     Message,
+    NamedTool,
+    Tool,
     UsageWishes,
     check_common,
     check_logprobs,
@@ -30,14 +31,20 @@ from octavo.frontend.server.routes.openai_schema import (
     unsupported,
     usage_wishes,
 )
-from octavo.frontend.server.sse import ChunkFrame, EventStream, encode_json
-from octavo.protocol.output import CompletionOutput, Logprob
+from octavo.frontend.server.sse import DONE, encode_json
+from octavo.frontend.server.turns import Conversation, Turn, WholeTurn, begin_turn, render_turn
+from octavo.frontend.text.dialects.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    TurnDelta,
+)
+from octavo.protocol.output import Logprob
 from octavo.protocol.sampling import SamplingParams
 
 _decoder = msgspec.json.Decoder(ChatBody)
-_ROLE = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-_TEXT = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
-_FINISH = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}'
 
 # Tokens and their logprobs -> `logprobs` of a choice; None where none were asked for.
 LogprobShape = Callable[[list[int], list[dict[int, Logprob]]], dict[str, Any] | None]
@@ -52,41 +59,159 @@ async def chat_completions(request: Request) -> Response:
     model = context.served_name(body.model)
     check_common(body, 1)
     params = _params(body, context)
-    messages = template_messages(body.messages)
-    rendering = context.service.chat_prompt(
-        messages,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        template_kwargs=template_variables(context, body.chat_template_kwargs),
-    )
-    prompt = await until_disconnect(request.receive, rendering)
+    conversation = _conversation(body)
     named = label(request, "chatcmpl")
-    shape = _logprob_shape(body, context)
-    head: dict[str, Any] = {
-        "id": named.id,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": None,
-    }
+    usage = usage_wishes(body, context.config.enable_force_include_usage)
+    head = {"id": named.id, "created": int(time.time()), "model": model, "system_fingerprint": None}
+    encoder = ChatEncoder(head, usage, _logprob_shape(body, context), params.n)
     try:
         if body.use_beam_search:
-            found, usage = await search(request, context, body, [prompt], params, named.id)
-            answer = {**head, "choices": [_choice(one, shape) for one in found], "usage": usage}
-            return json_response(answer, named.headers)
-        generation = await begin(request, context, body, [prompt], params, named.id)
+            prompt = await render_turn(request, context, conversation)
+            found, spent = await search(request, context, body, [prompt], params, named.id)
+            for one in found:
+                encoder.keep(one)
+            return json_response({**encoder.whole(), "usage": spent}, named.headers)
+        turn = await begin_turn(
+            request,
+            context,
+            conversation,
+            params,
+            request_id=named.id,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
     except InvalidRequestError as error:
         raise _renamed(error, body) from error
-    last = messages[-1]
+    encoder.turn = turn
+    last = conversation.messages[-1]
     if body.echo and last["role"] == "assistant" and isinstance(last["content"], str):
-        generation.echoes = [Echo(text=last["content"])]
-    if body.stream:
-        usage = usage_wishes(body, context.config.enable_force_include_usage)
-        frame = ChunkFrame({**head, "object": "chat.completion.chunk"}, with_usage=usage.at_end)
-        return EventStream(_stream(generation, frame, shape, params.n, usage), generation, named.headers)
-    choices = [_choice(one, shape) for one in await collect(request, generation, params.n)]
-    scores = prompt_entries(generation.prompt_logprobs[0])
-    answer = {**head, "choices": choices, "usage": generation.usage}
-    return json_response(answer if scores is None else {**answer, "prompt_logprobs": scores}, named.headers)
+        encoder.echo = last["content"]
+    return await answer(request, turn, encoder, stream=bool(body.stream), headers=named.headers, done=DONE)
+
+
+def _told(event: Event) -> dict[str, Any] | None:
+    """Return the delta that tells an event, None for one that is not told."""
+    match event:
+        case TextDelta(text=text):
+            return {"content": text}
+        case ReasoningDelta(text=text):
+            return _thought(text)
+        case ToolCallBegin(index=index, id=id, name=name):
+            return {"tool_calls": [{"index": index, **_call(id, name, "")}]}
+        case ToolCallArguments(index=index, fragment=fragment):
+            return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+        case _:
+            return None
+
+
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _thought(text: str) -> dict[str, str]:
+    """Return thoughts under both names that clients know."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+class ChatEncoder:
+    """Writes the chunks of a stream, and keeps what they add up to. echo: what the text of every choice begins with."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, head: Mapping[str, Any], usage: UsageWishes, shape: LogprobShape, num_choices: int) -> None:
+        self.turn: Turn | None = None
+        self.echo = ""
+        self._head = head
+        self._wishes = usage
+        self._shape = shape
+        self._made: list[WholeTurn] = [WholeTurn(index=index) for index in range(num_choices)]
+        self._begun: set[int] = set()
+
+    def begin(self) -> Events:
+        """Return nothing: a choice begins with its first token."""
+        return []
+
+    def take(self, delta: TurnDelta) -> Events:
+        """Return the chunks of a delta; the log-probabilities of its tokens are in the first that has a part of the answer."""
+        index = delta.index
+        self._made[index].add(delta)
+        chunks: Events = []
+        if index not in self._begun:
+            self._begun.add(index)
+            chunks.append(self._chunk(index, {"role": "assistant", "content": ""}))
+            if self.echo:
+                chunks.append(self._chunk(index, {"content": self.echo}))
+        told = [found for event in delta.events if (found := _told(event))]
+        logprobs = self._shape(delta.token_ids, delta.logprobs or [])
+        for found in told or ([{"content": ""}] if delta.logprobs else []):
+            chunks.append(self._chunk(index, found, logprobs))
+            logprobs = None
+        if delta.finish_reason is not None:
+            chunks.append(self._chunk(index, {}, None, delta))
+        return chunks
+
+    def keep(self, one: Collected) -> None:
+        """Take a choice that is whole already."""
+        self._made[one.index] = WholeTurn(
+            index=one.index,
+            text=one.text,
+            token_ids=one.token_ids,
+            logprobs=one.logprobs,
+            finish_reason=one.finish_reason,
+            stop_reason=one.stop_reason,
+        )
+
+    def end(self) -> Events:
+        """Return the chunk that has the usage and no choices, if it is asked for."""
+        return [self._event([], self._usage)] if self._wishes.at_end else []
+
+    def fail(self, error: OctavoError) -> Events:
+        """Return the error."""
+        return [error_object(error)]
+
+    def whole(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        choices = [self._choice(made) for made in self._made]
+        answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage}
+        scores = None if self.turn is None else prompt_entries(self.turn.generation.prompt_logprobs[0])
+        return answer if scores is None else {**answer, "prompt_logprobs": scores}
+
+    def _choice(self, made: WholeTurn) -> dict[str, Any]:
+        text = self.echo + made.text
+        content = text if text or not made.calls else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if made.reasoning:
+            message |= _thought(made.reasoning)
+        if made.calls:
+            message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in made.calls]
+        return {
+            "index": made.index,
+            "message": message,
+            "logprobs": self._shape(made.token_ids, made.logprobs),
+            "finish_reason": made.finish_reason,
+            "stop_reason": made.stop_reason,
+        }
+
+    def frame(self, event: Mapping[str, Any]) -> bytes:
+        """Return a server-sent event."""
+        return b"data: " + encode_json(event) + b"\n\n"
+
+    @property
+    def _usage(self) -> dict[str, Any] | None:
+        return None if self.turn is None else self.turn.usage
+
+    def _chunk(
+        self, index: int, told: dict[str, Any], logprobs: dict[str, Any] | None = None, end: TurnDelta | None = None
+    ) -> dict[str, Any]:
+        reason = None if end is None else end.finish_reason
+        one = {"index": index, "delta": told, "logprobs": logprobs, "finish_reason": reason}
+        if end is not None:
+            one["stop_reason"] = end.stop_reason
+        return self._event([one], self._usage if self._wishes.always else None)
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
+        event = {**self._head, "object": "chat.completion.chunk", "choices": choices}
+        return {**event, "usage": usage} if self._wishes.at_end else event
 
 
 def _params(body: ChatBody, context: ServerContext) -> SamplingParams:
@@ -94,6 +219,8 @@ def _params(body: ChatBody, context: ServerContext) -> SamplingParams:
         raise InvalidRequestError("top_logprobs needs logprobs: true", field="top_logprobs")
     if body.add_special_tokens:
         raise unsupported("add_special_tokens", "add_special_tokens with a chat template, which writes its own,")
+    if body.use_beam_search and body.tools:
+        raise InvalidRequestError("tools do not go together with use_beam_search", field="tools")
     check_logprobs("top_logprobs", body.top_logprobs, context.config.max_logprobs)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     try:
@@ -113,9 +240,31 @@ def _renamed(error: InvalidRequestError, body: ChatBody) -> InvalidRequestError:
     return renamed(error, names)
 
 
-def template_variables(context: ServerContext, given: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the further variables of the chat template: the server's own, and a request's before them."""
-    return {**(context.config.default_chat_template_kwargs or {}), **(given or {})}
+def _conversation(body: ChatBody) -> Conversation:
+    choice = body.tool_choice
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    variables = body.chat_template_kwargs or {}
+    return Conversation(
+        messages=template_messages(body.messages),
+        tools=template_tools(body.tools),
+        tool_choice="required" if isinstance(choice, NamedTool) else choice or "auto",
+        tool_name=named,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        reasoning_effort=body.reasoning_effort,
+        include_reasoning=body.include_reasoning is not False,
+        add_generation_prompt=not body.continue_final_message
+        if body.add_generation_prompt is None
+        else body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        template_variables={**variables, "documents": body.documents} if body.documents else variables,
+    )
+
+
+def template_tools(tools: list[Tool] | None) -> list[dict[str, Any]]:
+    """Return tools as chat templates know them: the parameters are a schema in any case."""
+    nothing = {"type": "object", "properties": {}}
+    found: list[dict[str, Any]] = msgspec.to_builtins(tools or [])
+    return [{**tool, "function": {"parameters": nothing, **tool["function"]}} for tool in found]
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
@@ -125,13 +274,20 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 def _message(message: Message, where: str) -> dict[str, Any]:
     """Return one turn as the template's room takes it, which checks its content."""
-    if message.role in ("tool", "function"):
-        raise unsupported(f"{where}.role", f"{where}.role {message.role!r}")
-    for name in ("tool_calls", "function_call", "audio"):
+    if message.role == "function" or message.function_call:
+        name = "role" if message.role == "function" else "function_call"
+        raise unsupported(f"{where}.{name}", f"{where}.{name}: tools and tool_calls took the place of functions, which")
+    if message.audio:
+        raise unsupported(f"{where}.audio")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise InvalidRequestError(f"{where}.tool_call_id is required of a tool's result", field=f"{where}.tool_call_id")
+    found: dict[str, Any] = {"role": message.role, "content": msgspec.to_builtins(message.content)}
+    for name in ("name", "tool_call_id", "tool_calls"):
         if getattr(message, name):
-            raise unsupported(f"{where}.{name}")
-    named = {} if message.name is None else {"name": message.name}
-    return {"role": message.role, "content": msgspec.to_builtins(message.content), **named}
+            found[name] = getattr(message, name)
+    thoughts = message.reasoning_content or message.reasoning
+    # Every family of templates has a name of its own for them.
+    return {**found, **_thought(thoughts), "thinking": thoughts} if thoughts else found
 
 
 def _logprob_shape(body: ChatBody, context: ServerContext) -> LogprobShape:
@@ -140,42 +296,3 @@ def _logprob_shape(body: ChatBody, context: ServerContext) -> LogprobShape:
     num_top = body.top_logprobs or 0
     token_bytes = token_bytes_of(context)
     return lambda tokens, logprobs: {"content": chat_entries(tokens, logprobs, num_top, token_bytes), "refusal": None}
-
-
-def _choice(one: Collected, shape: LogprobShape) -> dict[str, Any]:
-    return {
-        "index": one.index,
-        "message": {"role": "assistant", "content": one.text, "refusal": None},
-        "logprobs": shape(one.token_ids, one.logprobs),
-        "finish_reason": one.finish_reason,
-        "stop_reason": one.stop_reason,
-    }
-
-
-async def _stream(
-    generation: Generation, frame: ChunkFrame, shape: LogprobShape, num_choices: int, usage: UsageWishes
-) -> AsyncIterator[bytes]:
-    begun = [False] * num_choices
-    async for outputs in generation.events():
-        chunks: list[bytes] = []
-        now = generation.usage if usage.always else None
-        for one in outputs:
-            if not begun[one.index]:
-                begun[one.index] = True
-                chunks.append(frame.chunk(_ROLE % one.index, now))
-            chunks += [frame.chunk(choice, now) for choice in _news(one, shape)]
-        if chunks:
-            yield b"".join(chunks)
-    if usage.at_end:
-        yield frame.usage_chunk(generation.usage)
-
-
-def _news(one: CompletionOutput, shape: LogprobShape) -> list[bytes]:
-    """Return what is new of a choice, each as the JSON of a chunk's choice."""
-    news: list[bytes] = []
-    if one.text or one.logprobs:
-        logprobs = shape(one.token_ids, one.logprobs or [])
-        news.append(_TEXT % (one.index, encode_json(one.text), encode_json(logprobs)))
-    if one.finish_reason is not None:
-        news.append(_FINISH % (one.index, encode_json(one.finish_reason), encode_json(one.stop_reason)))
-    return news

@@ -48,13 +48,45 @@ class TextPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What a tool is called, does and takes. strict: arguments follow the schema; promised once grammars are supported."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct, kw_only=True):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class Message(msgspec.Struct, kw_only=True):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: Any = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     function_call: Any = None
     audio: Any = None
 
@@ -115,7 +147,14 @@ class ChatBody(CommonFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
 
 
 def _empty(value: Any) -> bool:
@@ -135,8 +174,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "audio": _never,
     "best_of": _is(1),
     "chat_template": _never,
-    "continue_final_message": _empty,
-    "documents": _empty,
     "function_call": _is("none", "auto"),
     "functions": _empty,
     "guided_choice": _never,
@@ -148,14 +185,11 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "mm_processor_kwargs": _empty,
     "modalities": _is([], ["text"]),
     "prompt_embeds": _never,
-    "reasoning_effort": _is("none"),
     "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,
     "structured_outputs": _empty,
     "suffix": _empty,
     "thinking_token_budget": _never,
-    "tool_choice": _is("none", "auto"),
-    "tools": _empty,
     "web_search_options": _never,
 }
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])

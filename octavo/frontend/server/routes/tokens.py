@@ -13,8 +13,9 @@ from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import context_of
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.routes.answers import json_response
-from octavo.frontend.server.routes.chat import template_messages, template_variables
-from octavo.frontend.server.routes.openai_schema import Message, refuse_unsupported
+from octavo.frontend.server.routes.chat import template_messages, template_tools
+from octavo.frontend.server.routes.openai_schema import Message, Tool, refuse_unsupported
+from octavo.frontend.server.turns import Conversation, render_turn
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -26,6 +27,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
     return_token_strs: bool | None = None
 
 
@@ -50,11 +52,13 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("either prompt or messages is required", field="prompt")
     if body.messages is not None:
-        work = context.service.chat_prompt(
-            template_messages(body.messages),
+        conversation = Conversation(
+            messages=template_messages(body.messages),
+            tools=template_tools(body.tools),
             add_generation_prompt=body.add_generation_prompt is not False,
-            template_kwargs=template_variables(context, body.chat_template_kwargs),
+            template_variables=body.chat_template_kwargs or {},
         )
+        work = render_turn(request, context, conversation)
     else:
         work = context.service.tokenize(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
     tokens = await until_disconnect(request.receive, work)

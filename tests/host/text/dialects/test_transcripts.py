@@ -1,0 +1,53 @@
+"""Every dialect: its transcripts give their events, wherever the text is cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.frontend.text.dialects.events import Event
+from octavo.frontend.text.dialects.families import families
+from tests.host.text.dialects.transcripts import TRANSCRIPTS, dialect_of, events_of
+
+Row = tuple[str, str, str, list[Event]]
+_EACH = pytest.mark.parametrize("row", TRANSCRIPTS, ids=[f"{row[0]}-{row[1]}-{i}" for i, row in enumerate(TRANSCRIPTS)])
+
+
+@_EACH
+def test_whole_text(row: Row) -> None:
+    calls, reasoning, text, expected = row
+    assert events_of(dialect_of(calls, reasoning), [text]) == expected
+
+
+@_EACH
+def test_cut_at_every_place(row: Row) -> None:
+    calls, reasoning, text, expected = row
+    dialect = dialect_of(calls, reasoning)
+    for cut in range(1, len(text)):
+        assert events_of(dialect, [text[:cut], text[cut:]]) == expected, text[:cut]
+    assert events_of(dialect, list(text)) == expected
+
+
+def test_no_family_is_without_a_transcript() -> None:
+    shown = {name for calls, reasoning, *_ in TRANSCRIPTS for name in (calls, reasoning)}
+    for family in families():
+        for side in (family.calls, family.reasoning, family.harmony):
+            assert side is None or not side.names or shown & set(side.names), side
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_cuts_of_any_mixture(data: st.DataObject) -> None:
+    """Whatever is written, even by a model that has lost its way, the cuts change nothing and no character is lost."""
+    calls, reasoning, text, _ = data.draw(st.sampled_from(TRANSCRIPTS))
+    others = data.draw(st.sampled_from(TRANSCRIPTS))[2]
+    first, second = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(others)))
+    mixed = text[:first] + data.draw(st.text('<{["\\]}>a \n|', max_size=6)) + others[second:]
+    dialect = dialect_of(calls, reasoning)
+    thinking = data.draw(st.sampled_from((None, True, False)))
+    whole = events_of(dialect, [mixed], thinking=thinking)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(mixed)), max_size=12)))
+    pieces = [mixed[a:b] for a, b in zip([0, *cuts], [*cuts, len(mixed)], strict=True)]
+    assert events_of(dialect, pieces, thinking=thinking) == whole
+    assert events_of(dialect, list(mixed), thinking=thinking) == whole

@@ -1,0 +1,296 @@
+"""Tools and thoughts over /v1/chat/completions: streamed and whole answers agree, and the table of finish reasons."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from octavo.config.serve import ServeConfig
+from octavo.frontend.text.chat import CHATML
+from tests.server.harness import client, events_of, run
+from tests.server.speaker import Speaker
+
+HERMES = "{{ messages }}<tool_call></tool_call>"
+THINKS = HERMES + "<think></think>"
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "of a city", "parameters": WEATHER, "strict": True},
+    },
+    {"type": "function", "function": {"name": "time"}},
+]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris {x\\""}}\n</tool_call>'
+TIME = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+ARGUMENTS = '{"city": "Paris {x\\""}'
+
+
+async def _post(service: Speaker, config: ServeConfig, **fields: Any) -> Any:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
+    async with client(service, config) as http:
+        return await http.post("/v1/chat/completions", json={name: value for name, value in body.items() if value})
+
+
+def _ask(service: Speaker, config: ServeConfig, **fields: Any) -> Any:
+    """Return the answer; the same request as a stream must add up to it."""
+    answer = run(_post(service, config, **fields))
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    for choice in body["choices"]:
+        for number, call in enumerate(choice["message"].get("tool_calls", ())):
+            assert call.pop("id").startswith("call_"), number
+    options = {"include_usage": True}
+    events = events_of(run(_post(service, config, **fields, stream=True, stream_options=options)).text)
+    assert events.pop() == "[DONE]"
+    usage = json.loads(events.pop())["usage"]
+    streamed = [_joined(number, events) for number in range(len(body["choices"]))]
+    assert streamed == body["choices"]
+    assert usage == body["usage"]
+    return body
+
+
+def _joined(number: int, events: list[str]) -> dict[str, Any]:
+    """Return a choice as OpenAI's clients put it together."""
+    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
+    calls: list[dict[str, Any]] = []
+    end: dict[str, Any] = {}
+    for event in events:
+        (choice,) = json.loads(event)["choices"]
+        if choice["index"] != number:
+            continue
+        delta = choice["delta"]
+        assert not end, "a chunk came after the end"
+        for name in ("content", "reasoning", "reasoning_content"):
+            if delta.get(name):
+                message[name] = (message.get(name) or "") + delta[name]
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                calls.append({"type": call["type"], "function": {"name": call["function"]["name"], "arguments": ""}})
+                assert call["id"].startswith("call_")
+            else:
+                assert "id" not in call
+            calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+        if choice["finish_reason"] is not None:
+            end = {"finish_reason": choice["finish_reason"], "stop_reason": choice["stop_reason"]}
+    if calls:
+        message["tool_calls"] = calls
+    elif message["content"] is None:
+        message["content"] = ""
+    return {"index": number, "message": message, "logprobs": None, **end}
+
+
+def _calls(choice: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (call["function"]["name"], call["function"]["arguments"]) for call in choice["message"].get("tool_calls", ())
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_g01_g13_calls_streamed_and_whole(config: ServeConfig, size: int) -> None:
+    service = Speaker(f"I look.\n{CALL}\n{TIME}", "Nothing.", template=HERMES, size=size)
+    first, second = _ask(service, config, n=2)["choices"]
+    assert _calls(first) == [("weather", ARGUMENTS), ("time", "{}")]
+    assert (first["message"]["content"], first["finish_reason"]) == ("I look.\n", "tool_calls")
+    assert (second["message"], second["finish_reason"]) == (
+        {"role": "assistant", "content": "Nothing.", "refusal": None},
+        "stop",
+    )
+
+
+def test_ids_are_unique_and_as_mistral_s_templates_want_them(config: ServeConfig) -> None:
+    text = "[TOOL_CALLS]time[ARGS]{}[TOOL_CALLS]time[ARGS]{}"
+    body = run(_post(Speaker(text, template="[TOOL_CALLS]"), config)).json()
+    ids = [call["id"] for call in body["choices"][0]["message"]["tool_calls"]]
+    assert len(set(ids)) == 2
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+
+
+@pytest.mark.parametrize("says", [CALL, "Just words."])
+@pytest.mark.parametrize("reason", ["stop", "length"])
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_g04_the_table_of_finish_reasons(config: ServeConfig, says: str, reason: str, choice: str) -> None:
+    service = Speaker(says, template=HERMES)
+    service.reason = reason
+    answer = _ask(service, config, tool_choice=choice)["choices"][0]
+    called = says == CALL and choice == "auto"
+    assert bool(_calls(answer)) == called
+    assert answer["finish_reason"] == ("tool_calls" if called and reason == "stop" else reason)
+    assert answer["message"]["content"] == (None if called else says)
+
+
+def test_g05_a_call_that_is_cut_off_is_no_whole_one(config: ServeConfig) -> None:
+    service = Speaker(CALL[:60], template=HERMES)
+    service.reason = "length"
+    answer = _ask(service, config)["choices"][0]
+    assert (_calls(answer), answer["finish_reason"]) == (
+        [("weather", ARGUMENTS[: 60 - CALL.index(ARGUMENTS)])],
+        "length",
+    )
+    begun = Speaker(CALL[:20], template=HERMES)
+    begun.reason = "length"
+    answer = _ask(begun, config)["choices"][0]
+    assert (answer["message"]["content"], answer["finish_reason"]) == (CALL[:20], "length")
+
+
+def test_g11_one_call_at_a_time(config: ServeConfig) -> None:
+    answer = _ask(Speaker(CALL + TIME, template=HERMES), config, parallel_tool_calls=0.0 or None)["choices"][0]
+    assert len(_calls(answer)) == 2
+
+    async def alone() -> Any:
+        async with client(Speaker(CALL + TIME, template=HERMES), config) as http:
+            body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, "parallel_tool_calls": False}
+            return (await http.post("/v1/chat/completions", json=body)).json()
+
+    choice = run(alone())["choices"][0]
+    assert (_calls(choice), choice["finish_reason"]) == ([("weather", ARGUMENTS)], "tool_calls")
+
+
+def test_a_call_that_must_be_is_begun_for_the_model(config: ServeConfig) -> None:
+    service = Speaker('{"city": "x"}}\n', template=HERMES)
+    named = {"type": "function", "function": {"name": "weather"}}
+    answer = _ask(service, config, tool_choice=named)["choices"][0]
+    assert (_calls(answer), answer["finish_reason"]) == ([("weather", '{"city": "x"}')], "tool_calls")
+    params = service.requests[0][1]
+    assert "".join(map(chr, params.trace_decode_token_ids)) == '<tool_call>{"name": "weather", "arguments": '
+    assert params.stop == ("</tool_call>",)
+    anyone = Speaker('time", "arguments": {}}</tool_call>', template=HERMES)
+    assert _calls(_ask(anyone, config, tool_choice="required")["choices"][0]) == [("time", "{}")]
+    assert anyone.requests[0][1].stop == ()
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "opening"),
+    [
+        (THINKS, "<|im_start|>assistant\n<think>\n", '</think>\n\n<tool_call>{"name": "'),
+        (THINKS, "<|im_start|>assistant\n<think>\n\n</think>\n\n", '<tool_call>{"name": "'),
+        ("<|channel|><|message|>", "<|start|>assistant", "<|channel|>commentary to=functions."),
+        ("[TOOL_CALLS]", "[/INST]", "[TOOL_CALLS]"),
+        ("<tool_call><function=", "x", "<tool_call>\n<function="),
+    ],
+)
+def test_openings(config: ServeConfig, template: str, prompt: str, opening: str) -> None:
+    service = Speaker("Words.", template=template, prompt=prompt)
+    run(_post(service, config, tool_choice="required"))
+    assert "".join(map(chr, service.requests[0][1].trace_decode_token_ids)) == opening
+
+
+def test_a_required_call_that_does_not_come_is_an_error(config: ServeConfig) -> None:
+    service = Speaker("I would rather not.", template=HERMES)
+    answer = run(_post(service, config, tool_choice="required"))
+    assert (answer.status_code, answer.json()["error"]["type"]) == (422, "no_tool_call")
+    assert answer.json()["error"]["param"] == "tool_choice"
+    events = events_of(run(_post(service, config, tool_choice="required", stream=True)).text)
+    assert (json.loads(events[-2])["error"]["type"], events[-1]) == ("no_tool_call", "[DONE]")
+
+
+def test_what_the_template_is_told(config: ServeConfig) -> None:
+    service = Speaker("Words.", template=THINKS)
+    run(_post(service, config, reasoning_effort="low", documents=[{"text": "d"}]))
+    kwargs = service.conversations[0][1]["template_kwargs"]
+    nothing = {"type": "object", "properties": {}}
+    assert kwargs["tools"][0] == TOOLS[0]
+    assert kwargs["tools"][1] == {"type": "function", "function": {"name": "time", "parameters": nothing}}
+    assert (kwargs["reasoning_effort"], kwargs["documents"], "enable_thinking" in kwargs) == (
+        "low",
+        [{"text": "d"}],
+        False,
+    )
+    run(_post(service, config, reasoning_effort="none", tool_choice="none"))
+    assert service.conversations[1][1]["template_kwargs"] == {
+        "reasoning_effort": "none",
+        "enable_thinking": False,
+        "thinking": False,
+    }
+
+
+def test_g08_g15_results_of_tools_reach_the_template(config: ServeConfig) -> None:
+    service = Speaker("18", template=HERMES)
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "18 C"},
+    ]
+    run(_post(service, config, messages=turns))
+    found = service.conversations[0][0]
+    assert found[1] == {**turns[1], "reasoning_content": "hm", "thinking": "hm"}
+    assert found[2] == turns[2]
+
+
+def test_templates_without_tools_get_them_as_text(config: ServeConfig) -> None:
+    service = Speaker(CALL, template=CHATML)
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "18 C"},
+        {"role": "tool", "tool_call_id": "c1", "content": "19 C"},
+    ]
+    assert _calls(_ask(service, config, messages=turns)["choices"][0]) == [("weather", ARGUMENTS)]
+    messages, options = service.conversations[0]
+    assert options["template_kwargs"] == {}
+    system, _, asked, result = messages
+    assert system["content"].startswith("Be brief.\n\nYou can call functions.")
+    assert json.dumps({"name": "weather", "description": "of a city", "parameters": WEATHER}) in system["content"]
+    written = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+    assert asked == {"role": "assistant", "content": f"I look.\n{written}\n{written}"}
+    response = "<tool_response>\n18 C\n</tool_response>\n<tool_response>\n19 C\n</tool_response>"
+    assert result == {"role": "user", "content": response}
+    run(_post(service, config, tools=None))
+    assert service.conversations[-1][0] == [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+@pytest.mark.parametrize("prompt", ["assistant\n", "assistant\n<think>\n"])
+def test_g09_thoughts_are_no_part_of_the_answer(config: ServeConfig, size: int, prompt: str) -> None:
+    begin = "" if prompt.endswith("<think>\n") else "<think>\n"
+    service = Speaker(f"{begin}Hm.</think>\n\nYes.", template=THINKS, prompt=prompt, size=size)
+    body = _ask(service, config, tools=None)
+    message = body["choices"][0]["message"]
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("Hm.", "Hm.", "Yes.")
+    if size == 1:
+        assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("Hm.</think>" + begin[7:])}
+
+
+def test_thoughts_that_nobody_wants(config: ServeConfig) -> None:
+    service = Speaker("<think>Hm.</think>Yes.", template=THINKS)
+
+    async def ask() -> Any:
+        async with client(service, config) as http:
+            body = {"messages": [{"role": "user", "content": "Hi"}], "include_reasoning": False}
+            return (await http.post("/v1/chat/completions", json=body)).json()
+
+    body = run(ask())
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "refusal": None}
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+@pytest.mark.parametrize("prompt", ["assistant\n", "assistant\n<think>\n\n</think>\n\n"])
+def test_g10_an_answer_without_thoughts_is_an_answer(config: ServeConfig, prompt: str) -> None:
+    message = _ask(Speaker("Yes <think>.", template=THINKS, prompt=prompt), config)["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Yes <think>.", "refusal": None}
+
+
+def test_an_unfinished_thought_goes_on(config: ServeConfig) -> None:
+    service = Speaker(" more.</think>Yes.", template=THINKS)
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>Hm,"}]
+    message = _ask(service, config, messages=turns, continue_final_message=True)["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("more.", "Yes.")
+    assert service.conversations[0][1]["add_generation_prompt"] is False
+
+
+def test_options_name_the_dialects(config: ServeConfig) -> None:
+    import dataclasses
+
+    named = dataclasses.replace(config, tool_call_parser="llama3_json", reasoning_parser="deepseek_r1")
+    service = Speaker('Hm.</think>{"name": "time", "parameters": {}}', template=CHATML)
+    choice = _ask(service, named)["choices"][0]
+    assert (choice["message"]["reasoning"], _calls(choice)) == ("Hm.", [("time", "{}")])
+    off = dataclasses.replace(config, tool_call_parser="none", reasoning_parser="none")
+    service = Speaker("<think>Hm.</think>", template=THINKS)
+    assert _ask(service, off, tools=None)["choices"][0]["message"]["content"] == "<think>Hm.</think>"
+    refused = run(_post(service, off)).json()["error"]
+    assert (refused["param"], refused["code"]) == ("tools", "unsupported_parameter")
