@@ -53,11 +53,11 @@ class RequestStream:
         self._key = request.key
         self._client = client
         self._collector = collector
-        self._news = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
         self._ended = ended
         self._aborted = False
         self._closed = False
-        self._inbox: Inbox = client.submit(request, self._news.set)
+        self._inbox: Inbox = client.submit(request, self._wake)
 
     @property
     def started(self) -> bool:
@@ -70,12 +70,12 @@ class RequestStream:
     async def __anext__(self) -> Any:
         """Return what is new: with kind "delta", choices that changed with only their new text, ids and logprobs."""
         while not self._closed:
-            await self._news.wait()
-            self._news.clear()
+            if not self._has_news:
+                self._waiting = asyncio.get_running_loop().create_future()
+                await self._waiting
             output = self._collector.take(self._inbox.take())
-            for finish in self._collector.finishes:
-                self._client.finish(finish.key, finish.choice, finish.num_tokens)
-            self._collector.finishes.clear()
+            if self._collector.finishes:
+                self._send_finishes()
             if self._collector.finished:
                 self._end()
             elif self._aborted:
@@ -85,8 +85,6 @@ class RequestStream:
                 error = self._inbox.error
                 self._end()
                 raise error
-            elif self._inbox.error is not None:
-                self._news.set()
             if output is not None:
                 return output
         raise StopAsyncIteration
@@ -96,7 +94,7 @@ class RequestStream:
         if not self._closed:
             self._aborted = True
             self._client.abort([self._key])
-            self._news.set()
+            self._wake()
 
     async def aclose(self) -> None:
         """Abort what still runs; idempotent. Pages and slots come back within one step."""
@@ -109,6 +107,20 @@ class RequestStream:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._inbox.news) or self._aborted or self._inbox.error is not None
+
+    def _wake(self) -> None:
+        # A bare future: this happens for every token, and asyncio's own events cost thrice as much.
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _send_finishes(self) -> None:
+        for finish in self._collector.finishes:
+            self._client.finish(finish.key, finish.choice, finish.num_tokens)
+        self._collector.finishes.clear()
 
     def _end(self) -> None:
         self._closed = True

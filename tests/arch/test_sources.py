@@ -17,7 +17,6 @@ DYNAMIC_ACCESS = {
     "octavo/device/recording.py",
     "octavo/frontend/server/routes/chat.py",
     "octavo/frontend/server/routes/openai_schema.py",
-    "octavo/frontend/server/routes/responses_schema.py",
     "octavo/protocol/sampling.py",
 }
 PROBES = "octavo/checkpoint/hf_config.py"

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from octavo.base.env import read_env
 from octavo.base.errors import OctavoError
@@ -33,9 +34,17 @@ from octavo.frontend.server.routes.responses import (
     show_response,
 )
 from octavo.frontend.server.routes.tokens import detokenize, tokenize
+from octavo.frontend.server.sse import RAW_SEND
 from octavo.frontend.service import TextService
 from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
+
+
+class _Application(Starlette):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and let streams send past the middleware, all of which has seen the head of their answer."""
+        scope[RAW_SEND] = send
+        await super().__call__(scope, receive, send)
 
 
 def create_app(service: TextService, config: ServeConfig, *, model: str) -> Starlette:
@@ -72,7 +81,7 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
         ClientGoneError: _on_client_gone,
         Exception: on_defect,
     }
-    app = Starlette(routes=routes, exception_handlers=handlers, middleware=_middleware(config))
+    app = _Application(routes=routes, exception_handlers=handlers, middleware=_middleware(config))
     app.router.redirect_slashes = False
     app.state.context = ServerContext(
         service=service,

@@ -126,8 +126,11 @@ async def serve_http(app: Starlette, service: TextService, config: ServeConfig, 
 
 
 def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
+    from octavo.frontend.server.http import LimitedHttpProtocol
+
     return uvicorn.Config(
         app,
+        http=LimitedHttpProtocol,
         lifespan="off",
         log_config=None,
         access_log=False,

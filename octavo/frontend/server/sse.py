@@ -15,6 +15,8 @@ from octavo.frontend.server.disconnect import ClientGoneError, until_disconnect
 from octavo.frontend.server.errors import defect, error_object
 
 DONE = b"data: [DONE]\n\n"
+# In a request's scope: what sends without the layers of middleware, of which each costs every token two microseconds.
+RAW_SEND = "octavo.send"
 _logger = get_logger(__name__)
 encode_json = msgspec.json.encode
 
@@ -86,14 +88,14 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
         try:
-            await until_disconnect(receive, self._send_all(send))
+            await until_disconnect(receive, self._send_all(send, scope.get(RAW_SEND, send)))
         except (ClientGoneError, OSError):
             _logger.debug("client left during a stream")
         finally:
             await self._source.aclose()
 
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send_all(self, begin: Send, send: Send) -> None:
+        await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for data in self._events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
