@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import signal
 import socket
 import ssl
 from collections.abc import Generator
 from pathlib import Path
+from typing import Literal
 
 import uvicorn
 from starlette.applications import Starlette
@@ -126,11 +128,9 @@ async def serve_http(app: Starlette, service: TextService, config: ServeConfig, 
 
 
 def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
-    from octavo.frontend.server.http import LimitedHttpProtocol
-
     return uvicorn.Config(
         app,
-        http=LimitedHttpProtocol,
+        http=_http_protocol(),
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -145,6 +145,15 @@ def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
         ssl_ciphers=config.ssl_ciphers,  # pyright: ignore[reportArgumentType]  # None in newer versions only
         h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
     )
+
+
+def _http_protocol() -> Literal["h11"] | type[asyncio.Protocol]:
+    if importlib.util.find_spec("httptools") is None:
+        _logger.warning("the package httptools is not installed: streamed tokens cost the server more time")
+        return "h11"
+    from octavo.frontend.server.http import LimitedHttpProtocol
+
+    return LimitedHttpProtocol
 
 
 async def _drain(server: uvicorn.Server, service: TextService, timeout: float) -> None:
