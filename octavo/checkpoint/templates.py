@@ -36,11 +36,9 @@ def choose_template(given: str | None, source: Path | None) -> str | None:
     try:
         return Path(given).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
-        names = f" nor one of ours ({', '.join(ours)})"
-        names += f" nor one of the model's ({', '.join(sorted(found))})" if found else ""
-        raise ConfigError(
-            f"chat_template is neither Jinja source{names} nor a file that can be read: {error}", field="chat_template"
-        ) from error
+        names = f" nor one of the model's ({', '.join(sorted(found))})" if found else ""
+        names = f"{names} nor a file that can be read, nor one of ours ({', '.join(ours)})"
+        raise ConfigError(f"chat_template is neither Jinja source{names}: {error}", field="chat_template") from error
 
 
 def chat_templates(source: Path) -> dict[str, str]:

@@ -140,7 +140,7 @@ async def _answer(
     try:
         if isinstance(body, _GenerateBody) and body.raw:
             starting = start(context, [body.prompt], params, request_id=named.id)
-            turn = Turn(await until_disconnect(request.receive, starting), 1)
+            turn = Turn(context, conversation, await until_disconnect(request.receive, starting), params)
         else:
             turn = await begin_turn(request, context, conversation, params, request_id=named.id)
     except InvalidRequestError as error:
