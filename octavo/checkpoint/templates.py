@@ -1,4 +1,4 @@
-"""Where a chat template comes from: the user, the tokenizer's folder, or the .gguf file. A model may have several, by name."""
+"""Where a chat template comes from: the user, the tokenizer's folder, the .gguf file, or ours. Models may have several."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from octavo.checkpoint.gguf import GgufFile, read_gguf
 from octavo.checkpoint.json_file import JsonObject, read_json_if_there
 
 DEFAULT: Final = "default"
+_OURS: Final = Path(__file__).with_name("chat_templates")
 _GGUF_KEY: Final = "tokenizer.chat_template"
 
 
 def choose_template(given: str | None, source: Path | None) -> str | None:
-    """Return the template to use: `given` is Jinja source, the name of one of the source's templates, or a file's path.
+    """Return the template to use: `given` is Jinja source, the name of one of the source's or of ours, or a file's path.
 
     None takes the source's default, which may be none. Raises ConfigError if `given` is nothing of these, CheckpointError
     if the source has templates but no default.
@@ -29,13 +30,15 @@ def choose_template(given: str | None, source: Path | None) -> str | None:
         return found.get(DEFAULT)
     if given in found:
         return found[given]
+    ours = {path.stem: path for path in sorted(_OURS.glob("*.jinja"))}
+    if given in ours:
+        return _read(ours[given])
     try:
         return Path(given).expanduser().read_text(encoding="utf-8")
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the home of an unknown user
         names = f" nor one of the model's ({', '.join(sorted(found))})" if found else ""
-        raise ConfigError(
-            f"chat_template is neither Jinja source{names} nor a file that can be read: {error}", field="chat_template"
-        ) from error
+        names = f"{names} nor a file that can be read, nor one of ours ({', '.join(ours)})"
+        raise ConfigError(f"chat_template is neither Jinja source{names}: {error}", field="chat_template") from error
 
 
 def chat_templates(source: Path) -> dict[str, str]:

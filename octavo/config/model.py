@@ -35,7 +35,8 @@ class ModelConfig:
     )
     seed: int = option(0, "seed of dummy weights; requests that bring no seed draw one each", low=0)
     chat_template: str | None = option(
-        None, "a Jinja chat template, the path of a file with one, or the name of one of the model's"
+        None,
+        "a Jinja chat template, the path of a file with one, or the name of one of the model's or of ours (chatml, llama3 …)",
     )
     generation_config: str = option(
         "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_g05_a_call_that_is_cut_off_is_no_whole_one(config: ServeConfig) -> None
 
 
 def test_g11_one_call_at_a_time(config: ServeConfig) -> None:
-    answer = _ask(Speaker(CALL + TIME, template=HERMES), config, parallel_tool_calls=0.0 or None)["choices"][0]
+    answer = _ask(Speaker(CALL + TIME, template=HERMES), config, parallel_tool_calls=None)["choices"][0]
     assert len(_calls(answer)) == 2
 
     async def alone() -> Any:
@@ -153,18 +154,20 @@ def test_a_call_that_must_be_is_begun_for_the_model(config: ServeConfig) -> None
     answer = _ask(service, config, tool_choice=named)["choices"][0]
     assert (_calls(answer), answer["finish_reason"]) == ([("weather", '{"city": "x"}')], "tool_calls")
     params = service.requests[0][1]
-    assert "".join(map(chr, params.trace_decode_token_ids)) == '<tool_call>{"name": "weather", "arguments": '
+    assert "".join(map(chr, params.trace_decode_token_ids)) == '<tool_call>\n{"name": "weather", "arguments": '
     assert params.stop == ("</tool_call>",)
     anyone = Speaker('time", "arguments": {}}</tool_call>', template=HERMES)
     assert _calls(_ask(anyone, config, tool_choice="required")["choices"][0]) == [("time", "{}")]
     assert anyone.requests[0][1].stop == ()
+    only = Speaker("{}}</tool_call>", template=HERMES)
+    assert _calls(_ask(only, config, tools=TOOLS[1:], tool_choice="required")["choices"][0]) == [("time", "{}")]
 
 
 @pytest.mark.parametrize(
     ("template", "prompt", "opening"),
     [
-        (THINKS, "<|im_start|>assistant\n<think>\n", '</think>\n\n<tool_call>{"name": "'),
-        (THINKS, "<|im_start|>assistant\n<think>\n\n</think>\n\n", '<tool_call>{"name": "'),
+        (THINKS, "<|im_start|>assistant\n<think>\n", '</think>\n\n<tool_call>\n{"name": "'),
+        (THINKS, "<|im_start|>assistant\n<think>\n\n</think>\n\n", '<tool_call>\n{"name": "'),
         ("<|channel|><|message|>", "<|start|>assistant", "<|channel|>commentary to=functions."),
         ("[TOOL_CALLS]", "[/INST]", "[TOOL_CALLS]"),
         ("<tool_call><function=", "x", "<tool_call>\n<function="),
@@ -283,8 +286,6 @@ def test_an_unfinished_thought_goes_on(config: ServeConfig) -> None:
 
 
 def test_options_name_the_dialects(config: ServeConfig) -> None:
-    import dataclasses
-
     named = dataclasses.replace(config, tool_call_parser="llama3_json", reasoning_parser="deepseek_r1")
     service = Speaker('Hm.</think>{"name": "time", "parameters": {}}', template=CHATML)
     choice = _ask(service, named)["choices"][0]

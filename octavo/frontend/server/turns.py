@@ -200,7 +200,8 @@ def _led(
     """Return the parameters with which a required call is begun for the model, and ended behind the only one."""
     if conversation.tool_choice != "required":
         return params
-    opening = context.speech.opening(prompt, conversation.tool_name or "")
+    names = list(conversation.schemas) if conversation.tool_name is None else [conversation.tool_name]
+    opening = context.speech.opening(prompt, names[0] if len(names) == 1 else "")
     end = context.speech.call_end
     one = conversation.tool_name is not None or not conversation.parallel_tool_calls
     stop = (*params.stop, end) if end and one and len(params.stop) < MAX_LISTED["stop"] else params.stop

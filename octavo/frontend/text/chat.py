@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ CHATML: Final = (
 # Characters of a rendered chat: far beyond any context, and far below what hurts the server.
 MAX_CHARACTERS: Final = 16 * 2**20
 MAX_MESSAGES: Final = 16384
+# Templates that walk through a content's parts, and do not ask whether it is a text.
+_WALK: Final = re.compile(r"""\bin\s+\w+(?:\.content|\[['"]content['"]\])\s*[-+%|]""")
 
 Message = Mapping[str, Any]
 
@@ -38,6 +41,7 @@ class ChatTemplate:
         """Take `source` (None: ChatML); raises ConfigError for a syntax error."""
         self.source = CHATML if source is None else source
         check_syntax(self.source)
+        self._wants_parts = _WALK.search(self.source) is not None and "is string" not in self.source
         self._special_tokens = dict(special_tokens or {})
         self._process = process or TemplateProcess()
 
@@ -71,7 +75,8 @@ class ChatTemplate:
         much time or memory.
         """
         checked = checked_messages(messages)
-        known = {"messages": checked, "add_generation_prompt": add_generation_prompt}
+        parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in checked]
+        known = {"messages": parts if self._wants_parts else checked, "add_generation_prompt": add_generation_prompt}
         given = dict(variables or {})
         for name in known:
             if name in given:

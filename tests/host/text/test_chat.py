@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from octavo.base.errors import ConfigError, InvalidRequestError
-from octavo.checkpoint.templates import chat_templates
+from octavo.checkpoint.templates import chat_templates, choose_template
 from octavo.frontend.text.chat import CHATML, ChatTemplate
 from octavo.frontend.text.template_process import TemplateProcess
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -267,3 +267,57 @@ def test_the_room_needs_no_torch(demo_gguf: Path):
         "assert detokenizer.start_detokenizer(tokenizer).push(tokenizer.encode(prompt)) == 'user\\nHi\\nassistant\\n'\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_g17_templates_that_walk_through_parts():
+    walks = (
+        "{% for m in messages %}{% for part in m.content %}[{{ part.type }}:{{ part.text }}]{% endfor %}{% endfor %}"
+    )
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert render([USER, parts], walks) == "[text:Hi][text:a\nb]"
+    either = (
+        "{% for m in messages %}{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}"
+        + ("x{% endfor %}{% endif %}{% endfor %}")
+    )
+    assert render([USER, parts], either) == "Hia\nb"
+
+
+@pytest.mark.parametrize(("text", "end"), [("It is", ""), (" It is \n", " \n")])
+def test_an_answer_that_goes_on(text: str, end: str):
+    template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}", None, PROCESS)
+    last = {"role": "assistant", "content": text}
+    shown = template.render([USER, last], add_generation_prompt=False, continue_final_message=True)
+    assert shown == f"<user>Hi</><assistant>It is{end}"
+    with pytest.raises(InvalidRequestError, match="add_generation_prompt") as error:
+        template.render([USER, last], continue_final_message=True)
+    assert error.value.field == "continue_final_message"
+    with pytest.raises(InvalidRequestError, match="a last message with text"):
+        template.render([USER, {**last, "content": ""}], add_generation_prompt=False, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("chatml", "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA<|im_end|>\n<|im_start|>assistant\nB<|im_end|>\n"
+         "<|im_start|>user\nC<|im_end|>\n<|im_start|>assistant\n"),
+        ("llama2", "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nA [/INST] B </s><s>[INST] C [/INST]"),
+        ("llama3", "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+         "A<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nB<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+         "C<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
+        ("mistral", "<s>[INST] A[/INST] B</s>[INST] S\n\nC[/INST]"),
+        ("gemma", "<s><start_of_turn>user\nS\n\nA<end_of_turn>\n<start_of_turn>model\nB<end_of_turn>\n<start_of_turn>user\n"
+         "C<end_of_turn>\n<start_of_turn>model\n"),
+        ("phi3", "<|system|>\nS<|end|>\n<|user|>\nA<|end|>\n<|assistant|>\nB<|end|>\n<|user|>\nC<|end|>\n<|assistant|>\n"),
+        ("zephyr", "<|system|>\nS</s>\n<|user|>\nA</s>\n<|assistant|>\nB</s>\n<|user|>\nC</s>\n<|assistant|>\n"),
+        ("alpaca", "S\n\n### Instruction:\nA\n\n### Response:\nB</s>\n\n### Instruction:\nC\n\n### Response:\n"),
+        ("vicuna", "S\n\nUSER: A\nASSISTANT: B</s>\nUSER: C\nASSISTANT:"),
+    ],
+)  # fmt: skip
+def test_our_own_templates(name: str, expected: str):
+    source = choose_template(name, None)
+    turns = [("system", "S"), ("user", "A"), ("assistant", "B"), ("user", "C")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    assert render(messages, source, {"bos_token": "<s>", "eos_token": "</s>"}) == expected
+    assert name != "chatml" or source == CHATML
+    with pytest.raises(ConfigError, match=r"nor one of ours \(alpaca, chatml"):
+        choose_template("no_such_name", None)

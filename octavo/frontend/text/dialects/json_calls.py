@@ -16,15 +16,16 @@ _OTHERS: Final = ("type", "id", "tool_call_id")
 class JsonCalls(Calls, frozen=True, kw_only=True, tag="json"):
     """`{"name": …, "arguments": {…}}`, one, several, or a list of them.
 
-    arguments: what the model calls them. listed: it writes a list.
+    arguments: what the model calls them. listed: it writes a list. lead: stands before it.
     """
 
     arguments: str = "arguments"
+    lead: str = ""
     listed: bool = False
 
     def opening(self, name: str) -> str:
         """Return how a call begins."""
-        start = "".join(self.begin[:1]) + ("[" if self.listed else "") + '{"name": "'
+        start = "".join(self.begin[:1]) + self.lead + ("[" if self.listed else "") + '{"name": "'
         return f'{start}{name}", "{self.arguments}": ' if name else start
 
     def read(self, reader: Reader, schemas: Schemas, *, marked: bool) -> Steps[bool]:

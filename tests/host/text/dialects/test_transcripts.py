@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,11 +23,13 @@ def test_whole_text(row: Row) -> None:
 
 
 @_EACH
-def test_cut_at_every_place(row: Row) -> None:
+def test_cut_at_every_byte(row: Row) -> None:
     calls, reasoning, text, expected = row
     dialect = dialect_of(calls, reasoning)
-    for cut in range(1, len(text)):
-        assert events_of(dialect, [text[:cut], text[cut:]]) == expected, text[:cut]
+    data = text.encode()
+    for cut in range(1, len(data)):
+        utf8 = codecs.getincrementaldecoder("utf-8")()
+        assert events_of(dialect, [utf8.decode(data[:cut]), utf8.decode(data[cut:])]) == expected, data[:cut]
     assert events_of(dialect, list(text)) == expected
 
 
