@@ -130,28 +130,30 @@ async def read_streams(url: str, route: str, streams: int, tokens: int) -> None:
     print(json.dumps({"events": sum(c[0] for c in counts), "bytes": sum(c[1] for c in counts)}))
 
 
-async def measure(route: str, streams: int, tokens: int, interval: float, profile: str | None) -> dict[str, Any]:
+async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of one run."""
+    route, streams, tokens = asked.route, asked.streams, asked.tokens
+    options = msgspec.msgpack.encode([streams, asked.interval_ms / 1000])
     config = ServeConfig(port=0, disable_log_stats=True)
     taken = bind(config)
-    process = EngineProcess("benchmarks.serve.front:build_flood", msgspec.msgpack.encode([streams, interval]))
-    service = await launch.connect(EngineConfig(model=ModelConfig(model="demo")), process)
+    process = EngineProcess("benchmarks.serve.front:build_flood", options)
+    service = await launch.connect(EngineConfig(model=ModelConfig(model=asked.model)), process)
     app = create_app(service, config, model="demo")
     serving = asyncio.ensure_future(serve_http(app, service, config, taken))
-    asked = [sys.executable, "-m", "benchmarks.serve.front", "--client", url_of(taken), "--route", route]
+    command = [sys.executable, "-m", "benchmarks.serve.front", "--client", url_of(taken), "--route", route]
     sizes = ["--streams", str(streams), "--tokens", str(tokens)]
-    client = await asyncio.create_subprocess_exec(*asked, *sizes, stdout=asyncio.subprocess.PIPE)
+    client = await asyncio.create_subprocess_exec(*command, *sizes, stdout=asyncio.subprocess.PIPE)
     while service.num_open < streams:
         await asyncio.sleep(0.001)
     profiler = cProfile.Profile(time.process_time)
-    with profiler if profile else contextlib.nullcontext():
+    with profiler if asked.profile else contextlib.nullcontext():
         processor, clock, system = time.process_time(), time.perf_counter(), os.times().system
         while service.num_open:
             await asyncio.sleep(0.01)
         processor, clock = time.process_time() - processor, time.perf_counter() - clock
         system = os.times().system - system
-    if profile:
-        profiler.dump_stats(profile)
+    if asked.profile:
+        profiler.dump_stats(asked.profile)
     told, _ = await client.communicate()
     os.kill(os.getpid(), signal.SIGTERM)
     status = await serving
@@ -175,6 +177,7 @@ async def measure(route: str, streams: int, tokens: int, interval: float, profil
 def main() -> None:
     """Print one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="demo", help="whose tokenizer is used")
     parser.add_argument("--route", default="completions", choices=_BODIES)
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=100, help="of each stream")
@@ -187,8 +190,7 @@ def main() -> None:
     if asked.client:
         asyncio.run(read_streams(asked.client, asked.route, asked.streams, asked.tokens))
         return
-    work = measure(asked.route, asked.streams, asked.tokens, asked.interval_ms / 1000, asked.profile)
-    print(json.dumps(asyncio.run(work)), flush=True)
+    print(json.dumps(asyncio.run(measure(asked))), flush=True)
 
 
 if __name__ == "__main__":

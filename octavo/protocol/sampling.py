@@ -212,7 +212,7 @@ def _normalize(params: SamplingParams) -> None:
             f"output_kind must be one of {allowed}, not {params.output_kind!r}", field="output_kind"
         ) from error
     detection: Any = params.repetition_detection
-    if isinstance(detection, Mapping):
+    if detection is not None and not isinstance(detection, RepetitionDetectionParams):
         try:
             object.__setattr__(params, "repetition_detection", RepetitionDetectionParams(**detection))
         except TypeError as error:

@@ -13,6 +13,7 @@ from tests.server.harness import client, run
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
+TOKENS = "/inference/v1/generate"
 OLLAMA, GENERATE, SHOW = "/api/chat", "/api/generate", "/api/show"
 USER = {"role": "user", "content": "Hi"}
 GOOD: dict[str, dict[str, Any]] = {
@@ -21,6 +22,7 @@ GOOD: dict[str, dict[str, Any]] = {
     OLLAMA: {"model": "tiny", "messages": [USER]},
     GENERATE: {"model": "tiny", "prompt": "Hi"},
     SHOW: {"model": "tiny"},
+    TOKENS: {"token_ids": [5], "sampling_params": {"max_tokens": 4}},
     RESPONSES: {"model": "tiny", "input": "Hi", "max_output_tokens": 4},
 }
 _IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
@@ -85,6 +87,29 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
     ("generate: JSON", GENERATE, {"format": "json"}, 400, "format"),
     ("show: nobody", SHOW, b"{}", 400, "model"),
     ("show: a stranger", SHOW, {"model": "llama3"}, 404, "model"),
+    ("tokens: none", TOKENS, b"{}", 400, "token_ids"),
+    ("tokens: empty", TOKENS, {"token_ids": []}, 400, "token_ids"),
+    ("tokens: a text", TOKENS, {"token_ids": "Hi"}, 400, "token_ids"),
+    ("tokens: negative", TOKENS, {"token_ids": [-1]}, 400, "token_ids"),
+    ("tokens: beyond the vocabulary", TOKENS, {"token_ids": [10**6]}, 400, "token_ids"),
+    ("tokens: too many", TOKENS, {"token_ids": [5] * 70}, 400, "token_ids"),
+    ("tokens: a stranger", TOKENS, {"model": "gpt-9"}, 404, "model"),
+    ("tokens: parameters in a list", TOKENS, {"sampling_params": []}, 400, "sampling_params"),
+    ("tokens: an unknown parameter", TOKENS, {"sampling_params": {"temprature": 1}}, 400, "sampling_params"),
+    ("tokens: with text", TOKENS, {"sampling_params": {"detokenize": True}}, 400, "sampling_params"),
+    ("tokens: temperature in words", TOKENS, {"sampling_params": {"temperature": "hot"}}, 400,
+     "sampling_params.temperature"),
+    ("tokens: n null", TOKENS, {"sampling_params": {"n": None}}, 400, "sampling_params.n"),
+    ("tokens: stop a number", TOKENS, {"sampling_params": {"stop": 5}}, 400, "sampling_params"),
+    ("tokens: stop strings", TOKENS, {"sampling_params": {"stop": "x"}}, 400, "sampling_params.stop"),
+    ("tokens: ids in words", TOKENS, {"sampling_params": {"stop_token_ids": ["x"]}}, 400,
+     "sampling_params.stop_token_ids"),
+    ("tokens: a bias in a list", TOKENS, {"sampling_params": {"logit_bias": [1]}}, 400, "sampling_params.logit_bias"),
+    ("tokens: functions", TOKENS, {"sampling_params": {"logits_processors": ["f"]}}, 400,
+     "sampling_params.logits_processors"),
+    ("tokens: a pattern in words", TOKENS, {"sampling_params": {"repetition_detection": "x"}}, 400, "sampling_params"),
+    ("tokens: output_kind", TOKENS, {"sampling_params": {"output_kind": "x"}}, 400, "sampling_params"),
+    ("tokens: priority in words", TOKENS, {"priority": "high"}, 400, "priority"),
     ("response: nothing", RESPONSES, b"", 400, None),
     ("response: an array", RESPONSES, b"[]", 400, None),
     ("response: a stranger", RESPONSES, {"model": "gpt-9"}, 404, "model"),

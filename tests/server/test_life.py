@@ -29,6 +29,7 @@ async def _until(condition: Any, seconds: float = 2.0) -> None:
         ("/v1/completions", TEXT),
         ("/v1/completions", {**TEXT, "prompt": ["a", "b", "c"]}),
         ("/v1/messages", CHAT),
+        ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"max_tokens": 50}}),
         ("/api/chat", {**CHAT, "options": {"num_predict": 50}}),
         ("/v1/responses", {"input": "Hi", "max_output_tokens": 50}),
     ],

@@ -26,6 +26,7 @@ from octavo.frontend.server.routes.admin import reset_prefix_cache
 from octavo.frontend.server.routes.anthropic import count_tokens, messages
 from octavo.frontend.server.routes.chat import chat_completions
 from octavo.frontend.server.routes.completions import completions
+from octavo.frontend.server.routes.generate import generate
 from octavo.frontend.server.routes.models import list_models, show_model
 from octavo.frontend.server.routes.responses import (
     cancel_response,
@@ -64,6 +65,7 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
         Route("/api/tags", ollama.list_tags, methods=["GET"]),
         Route("/api/show", ollama.show, methods=["POST"]),
         Route("/api/version", version, methods=["GET"]),
+        Route("/inference/v1/generate", generate, methods=["POST"]),
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{model:path}", show_model, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),

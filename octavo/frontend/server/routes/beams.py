@@ -30,6 +30,7 @@ _IGNORED: Mapping[str, Callable[[CommonFields], Any]] = {
     "min_tokens": lambda body: body.min_tokens,
     "truncate_prompt_tokens": lambda body: body.truncate_prompt_tokens,
     "cache_salt": lambda body: body.cache_salt,
+    "return_token_ids": lambda body: body.return_token_ids,
 }
 
 

@@ -82,7 +82,7 @@ async def chat_completions(request: Request) -> Response:
         )
     except InvalidRequestError as error:
         raise _renamed(error, body) from error
-    encoder.turn = turn
+    encoder.turn, encoder.with_ids = turn, bool(body.return_token_ids)
     last = conversation.messages[-1]
     if body.echo and last["role"] == "assistant" and isinstance(last["content"], str):
         encoder.echo = last["content"]
@@ -114,13 +114,17 @@ def _thought(text: str) -> dict[str, str]:
 
 
 class ChatEncoder:
-    """Writes the chunks of a stream, and keeps what they add up to. echo: what the text of every choice begins with."""
+    """Writes the chunks of a stream, and keeps what they add up to.
+
+    echo: what the text of every choice begins with. with_ids: token ids are told too.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(self, head: Mapping[str, Any], usage: UsageWishes, shape: LogprobShape, num_choices: int) -> None:
         self.turn: Turn | None = None
         self.echo = ""
+        self.with_ids = False
         self._head = head
         self._wishes = usage
         self._shape = shape
@@ -138,14 +142,16 @@ class ChatEncoder:
         chunks: Events = []
         if index not in self._begun:
             self._begun.add(index)
-            chunks.append(self._chunk(index, {"role": "assistant", "content": ""}))
+            chunks.append({**self._chunk(index, {"role": "assistant", "content": ""}), **self._prompt_ids()})
             if self.echo:
                 chunks.append(self._chunk(index, {"content": self.echo}))
         told = [found for event in delta.events if (found := _told(event))]
         logprobs = self._shape(delta.token_ids, delta.logprobs or [])
-        for found in told or ([{"content": ""}] if delta.logprobs else []):
+        ids = {"token_ids": delta.token_ids} if self.with_ids and delta.token_ids else {}
+        for found in told or ([{"content": ""}] if delta.logprobs or ids else []):
             chunks.append(self._chunk(index, found, logprobs))
-            logprobs = None
+            chunks[-1]["choices"][0] |= ids
+            logprobs, ids = None, {}
         if delta.finish_reason is not None:
             chunks.append(self._chunk(index, {}, None, delta))
         return chunks
@@ -173,8 +179,14 @@ class ChatEncoder:
         """Return the whole answer."""
         choices = [self._choice(made) for made in self._made]
         answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage}
+        answer |= self._prompt_ids()
         scores = None if self.turn is None else prompt_entries(self.turn.generation.prompt_logprobs[0])
         return answer if scores is None else {**answer, "prompt_logprobs": scores}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        if self.turn is None or not self.with_ids:
+            return {}
+        return {"prompt_token_ids": self.turn.generation.prompts[0][1]}
 
     def _choice(self, made: WholeTurn) -> dict[str, Any]:
         text = self.echo + made.text
@@ -190,6 +202,7 @@ class ChatEncoder:
             "logprobs": self._shape(made.token_ids, made.logprobs),
             "finish_reason": made.finish_reason,
             "stop_reason": made.stop_reason,
+            **({"token_ids": made.token_ids} if self.with_ids else {}),
         }
 
     def frame(self, event: Mapping[str, Any]) -> bytes:

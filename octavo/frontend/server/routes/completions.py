@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -72,15 +72,17 @@ async def completions(request: Request) -> Response:
     if body.echo:
         generation.echoes = [_echo(context, text, ids) for text, ids in generation.prompts]
         generation.prompt_only = body.max_tokens == 0
+    # Of each choice, where token ids are told.
+    prompt_ids = [ids for _, ids in generation.prompts for _ in range(params.n)] if body.return_token_ids else None
     if body.stream:
         usage = usage_wishes(body, context.config.enable_force_include_usage)
         frame = ChunkFrame(head, with_usage=usage.at_end)
-        events = _stream(generation, frame, pieces, usage)
+        events = _stream(generation, frame, pieces, usage, prompt_ids)
         return EventStream(events, generation, named.headers)
-    choices = [
-        _whole_choice(one, pieces, generation.prompt_logprobs[one.index // params.n])
-        for one in await collect(request, generation, num_choices)
-    ]
+    found = await collect(request, generation, num_choices)
+    choices = [_whole_choice(one, pieces, generation.prompt_logprobs[one.index // params.n]) for one in found]
+    for choice, one, ids in zip(choices, found, prompt_ids or (), strict=bool(prompt_ids)):
+        choice |= {"token_ids": one.token_ids, "prompt_token_ids": ids}
     return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
 
 
@@ -142,27 +144,41 @@ def _whole_choice(
 
 
 async def _stream(
-    generation: Generation, frame: ChunkFrame, pieces: Sequence[CompletionLogprobs] | None, usage: UsageWishes
+    generation: Generation,
+    frame: ChunkFrame,
+    pieces: Sequence[CompletionLogprobs] | None,
+    usage: UsageWishes,
+    prompt_ids: Sequence[list[int]] | None,
 ) -> AsyncIterator[bytes]:
+    untold = dict(enumerate(prompt_ids or ()))
     async for outputs in generation.events():
         now = generation.usage if usage.always else None
-        shown = (one for one in outputs if one.text or one.logprobs or one.finish_reason)
-        chunks = [frame.chunk(_choice(one, pieces), now) for one in shown]
+        chunks: list[bytes] = []
+        for one in outputs:
+            if prompt_ids is not None:
+                ids = {"token_ids": one.token_ids, "prompt_token_ids": untold.pop(one.index, None)}
+                chunks.append(frame.chunk(_choice(one, pieces, ids), now))
+            elif one.text or one.logprobs or one.finish_reason:
+                chunks.append(frame.chunk(_choice(one, pieces), now))
         if chunks:
             yield b"".join(chunks)
     if usage.at_end:
         yield frame.usage_chunk(generation.usage)
 
 
-def _choice(one: CompletionOutput, pieces: Sequence[CompletionLogprobs] | None) -> bytes:
+def _choice(
+    one: CompletionOutput, pieces: Sequence[CompletionLogprobs] | None, ids: Mapping[str, Any] | None = None
+) -> bytes:
     """Return one choice of a chunk as JSON."""
+    more = b"" if ids is None else b"," + encode_json(ids)[1:-1]
     logprobs = b"null"
     if pieces is not None:
         logprobs = encode_json(pieces[one.index].piece(one.token_ids, one.logprobs or []))
-    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b}' % (
+    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}' % (
         one.index,
         encode_json(one.text),
         logprobs,
         encode_json(one.finish_reason),
         encode_json(one.stop_reason),
+        more,
     )

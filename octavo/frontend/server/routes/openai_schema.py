@@ -129,6 +129,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -185,7 +186,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "mm_processor_kwargs": _empty,
     "modalities": _is([], ["text"]),
     "prompt_embeds": _never,
-    "return_token_ids": _empty,
     "return_tokens_as_token_ids": _empty,
     "structured_outputs": _empty,
     "suffix": _empty,
