@@ -22,6 +22,7 @@ from octavo.ops import (
     latent_attention,
     layer_norm,
     logits,
+    packed_product,
     page_copy,
     page_write,
     paged_attention,
@@ -52,6 +53,7 @@ _OPS = (
     cross_attention.CROSS_ATTENTION,
     logits.LOGITS,
     draw.DRAW,
+    packed_product.PACKED_PRODUCT,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
     few_rows.FEW_ROWS,
@@ -84,6 +86,7 @@ class Kernels:
     cross_attention: cross_attention.CrossAttention
     logits: logits.Logits
     draw: draw.Draw
+    packed_product: packed_product.PackedProduct
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule
     few_rows: few_rows.FewRows

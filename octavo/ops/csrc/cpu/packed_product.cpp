@@ -1,0 +1,231 @@
+// x [rows, ins] times packed weights [outs, ins]: out [rows, outs].
+//
+// Exactly: codes become numbers in registers, and are multiplied as floats. By integers: x is cut into groups of 32 with one
+// scale each and rounded to 8 bits; a group's codes are multiplied with those. Either way a row's result is the same bits
+// whatever rows are beside it: sums are made in one order, 16 or 32 inputs at a time.
+// levels: scalar avx2 vnni neon
+#include "packed.h"
+
+OCTAVO_BEGIN
+namespace {
+
+struct ProductArgs {
+    const void* x;
+    const void* panels;
+    const void* bias;
+    void* out;
+    int64_t kind, num_rows, num_ins, num_outs, x_stride, out_stride, x_dtype, out_dtype, bias_dtype, integers;
+};
+
+// Rows of x that share a panel's codes while those lie in registers: 1, 4 or 16, this at most.
+constexpr int WIDEST = PARTS == 1 ? 16 : 4;
+
+inline int tile_rows(int64_t left) {
+    int rows = WIDEST;
+    while (rows > left) rows /= 4;
+    return rows;
+}
+
+// x is copied so that a tile of M rows takes it from one place after another, M * ins numbers for each tile. Exactly:
+// [ins][M] floats. By integers: [unit][M] records of words: 32 rounded inputs, their scale, and for each group what it adds to
+// every output, -offset * the sum of its inputs (rounded, a whole number), or for codes with a minimum that sum (a float).
+template <class K>
+constexpr int RECORD = 9 + K::form.groups_of_unit();
+
+template <class K, class T>
+void round_row(const T* x, int64_t num_ins, int32_t* record, int apart) {
+    constexpr Form F = K::form;
+    for (int64_t first = 0; first < num_ins; first += 32, record += RECORD<K> * apart) {
+        float numbers[32], most = 0.0f, poison = 0.0f;
+        for (int i = 0; i < 32; i++) numbers[i] = widen(x[first + i]);
+        for (int i = 0; i < 32; i++) most = most > fabsf(numbers[i]) ? most : fabsf(numbers[i]);
+        // NaN where a number is not finite, else 0.
+        for (int i = 0; i < 32; i++) poison += numbers[i] * 0.0f;
+        const float scale = most / 127.0f + poison, inverse = most > 0.0f ? 127.0f / most : 0.0f;
+        // The lowest bits of what is moved to 1.5 * 2^23 are the nearest whole number.
+        int8_t whole[32];
+        for (int i = 0; i < 32; i++) whole[i] = static_cast<int8_t>(to_bits(numbers[i] * inverse + 0x1.8p23f));
+        memcpy(record, whole, 32);
+        memcpy(record + 8, &scale, 4);
+        for (int group = 0; group < F.groups_of_unit(); group++) {
+            int32_t sum = 0;
+            for (int i = 0; i < F.group; i++) sum += whole[F.group * group + i];
+            const float whole_sum = scale * static_cast<float>(sum);
+            const int32_t offset = -F.offset * sum;
+            memcpy(record + 9 + group, F.minimum ? static_cast<const void*>(&whole_sum) : &offset, 4);
+        }
+    }
+}
+
+// Calls body(i, row 0 of i's tile, rows of the tile) for the rows of x.
+template <class Body>
+void each_row(int64_t num_rows, const Body& body) {
+    parallel_for(num_rows, 4, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) {
+            int64_t first = i / WIDEST * WIDEST;
+            int rows = tile_rows(num_rows - first);
+            for (; i >= first + rows; rows = tile_rows(num_rows - first)) first += rows;
+            body(i, first, rows);
+        }
+    });
+}
+
+template <class K, class T>
+const void* round_input(const ProductArgs& a, const T* x) {
+    const int64_t words = a.num_ins / 32 * RECORD<K>;
+    auto* records = static_cast<int32_t*>(scratch(0, static_cast<size_t>(a.num_rows * words * 4)));
+    each_row(a.num_rows, [&](int64_t i, int64_t first, int rows) {
+        round_row<K>(x + i * a.x_stride, a.num_ins, records + first * words + (i - first) * RECORD<K>, rows);
+    });
+    return records;
+}
+
+template <class T>
+const void* widen_input(const ProductArgs& a, const T* x) {
+    auto* floats = static_cast<float*>(scratch(0, static_cast<size_t>(a.num_rows * a.num_ins * 4)));
+    each_row(a.num_rows, [&](int64_t i, int64_t first, int rows) {
+        float* to = floats + first * a.num_ins + (i - first);
+        for (int64_t k = 0; k < a.num_ins; k++) to[k * rows] = widen(x[i * a.x_stride + k]);
+    });
+    return floats;
+}
+
+// Adds to M rows' sums what a unit gives them.
+template <int GROUPS, bool MINIMUM, int M>
+inline __attribute__((always_inline)) void add_unit(
+    const Words* codes, const Lanes* scales, const Lanes* minima, const int32_t* records, Lanes* sums) {
+    constexpr int STEPS = 8 / GROUPS;
+#pragma GCC unroll 2
+    for (int g = 0; g < GROUPS; g++) {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) {
+            const int32_t* in = records + (9 + GROUPS) * m;
+            float scale, sum;
+            memcpy(&scale, in + 8, 4);
+            memcpy(&sum, in + 9 + g, 4);
+            Words products = splat(MINIMUM ? 0 : in[9 + g]);
+#pragma GCC unroll 8
+            for (int s = g * STEPS; s < (g + 1) * STEPS; s++) products = dot(products, codes[s], in[s]);
+            sums[m] = fused(to_floats(products), scales[g] * splat(scale), sums[m]);
+            if (MINIMUM) sums[m] = fused(minima[g], splat(sum), sums[m]);
+        }
+    }
+}
+
+// Adds what 16 inputs give; weight(i) are the weights of the i-th.
+template <int M, class Weight>
+inline __attribute__((always_inline)) void add_inputs(const Weight& weight, const float* in, Lanes* sums) {
+    Lanes some[M];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) some[m] = splat(0.0f);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        const Lanes weights = weight(i);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) some[m] = fused(weights, splat(in[M * i + m]), some[m]);
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) sums[m] = sums[m] + some[m];
+}
+
+// Calls body(unit's number, codes, scales, minima) for all units of a panel.
+template <class K, class Body>
+inline __attribute__((always_inline)) void each_unit(const uint8_t* panel, int rows, int64_t num_ins, const Body& body) {
+    constexpr Form F = K::form;
+    constexpr int GROUPS = F.groups_of_unit();
+    for (int64_t b = 0; b < num_ins / F.block; b++, panel += F.bytes * rows) {
+        const Block<K> block(panel, rows);
+        const uint8_t* unit = panel + Block<K>::HEADER * rows;
+        for (int u = 0; u < F.units(); u++, unit += Block<K>::UNIT * rows) {
+            Words codes[8];
+            load_codes<K>(unit, rows, codes);
+            Lanes scales[GROUPS], minima[GROUPS];
+            for (int g = 0; g < GROUPS; g++) {
+                scales[g] = block.scale(GROUPS * u + g);
+                if constexpr (F.minimum) minima[g] = block.minimum(GROUPS * u + g);
+            }
+            body(b * F.units() + u, codes, scales, minima);
+        }
+    }
+}
+
+// The weights of input `half * 16 + i` of a unit, as numbers.
+template <class K>
+inline __attribute__((always_inline)) Lanes number(int half, int i, const Words* codes, const Lanes* scales, const Lanes* minima) {
+    constexpr Form F = K::form;
+    const int g = F.groups_of_unit() == 2 ? half : 0;
+    const Lanes base = F.minimum ? minima[g] : scales[g] * splat(static_cast<float>(-F.offset));
+    return fused(to_floats(codes[4 * half + i / 4] >> (8 * (i % 4)) & 255), scales[g], base);
+}
+
+// One panel with M rows of x.
+template <class K, int M>
+void by_integers(const uint8_t* panel, int count, int64_t num_ins, const int32_t* records, Lanes* sums) {
+    constexpr Form F = K::form;
+    each_unit<K>(panel, count, num_ins, [&](int64_t u, const Words* codes, const Lanes* scales, const Lanes* minima) {
+        add_unit<F.groups_of_unit(), F.minimum, M>(codes, scales, minima, records + RECORD<K> * M * u, sums);
+    });
+}
+
+template <class K, int M>
+void exactly(const uint8_t* panel, int count, int64_t num_ins, const float* in, Lanes* sums) {
+    each_unit<K>(panel, count, num_ins, [&](int64_t u, const Words* codes, const Lanes* scales, const Lanes* minima) {
+        for (int half = 0; half < 2; half++) {
+            add_inputs<M>([&](int i) { return number<K>(half, i, codes, scales, minima); }, in + (32 * u + 16 * half) * M, sums);
+        }
+    });
+}
+
+void put(const ProductArgs& a, int64_t row, int64_t out, int count, Lanes sums) {
+    if (a.bias != nullptr) {
+        float bias[LANES] = {};
+        with_dtype(a.bias_dtype, [&](auto zero) {
+            for (int i = 0; i < count; i++) bias[i] = widen(static_cast<const decltype(zero)*>(a.bias)[out + i]);
+        });
+        sums = sums + read_lanes(bias);
+    }
+    with_dtype(a.out_dtype, [&](auto zero) {
+        write_lanes(static_cast<decltype(zero)*>(a.out) + row * a.out_stride + out, sums, count);
+    });
+}
+
+// One panel with all rows of x from `first` on, M at a time, then fewer.
+template <class K, int M>
+void tiles(const ProductArgs& a, const uint8_t* panel, int64_t out, const void* input, int64_t first) {
+    const int count = static_cast<int>(min64(LANES, a.num_outs - out));
+    for (; first + M <= a.num_rows; first += M) {
+        Lanes sums[M];
+        for (int m = 0; m < M; m++) sums[m] = splat(0.0f);
+        if (a.integers) {
+            by_integers<K, M>(panel, count, a.num_ins, static_cast<const int32_t*>(input) + first * (a.num_ins / 32 * RECORD<K>), sums);
+        } else {
+            exactly<K, M>(panel, count, a.num_ins, static_cast<const float*>(input) + first * a.num_ins, sums);
+        }
+        for (int m = 0; m < M; m++) put(a, first + m, out, count, sums[m]);
+    }
+    if constexpr (M > 1) tiles<K, M / 4>(a, panel, out, input, first);
+}
+
+template <class K>
+void multiply(const ProductArgs& a) {
+    const void* input = nullptr;
+    with_dtype(a.x_dtype, [&](auto zero) {
+        const auto* x = static_cast<const decltype(zero)*>(a.x);
+        input = a.integers ? round_input<K>(a, x) : widen_input(a, x);
+    });
+    const int64_t row_bytes = a.num_ins / K::form.block * K::form.bytes;
+    parallel_for((a.num_outs + LANES - 1) / LANES, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t out = begin * LANES; out < end * LANES; out += LANES) {
+            tiles<K, WIDEST>(a, static_cast<const uint8_t*>(a.panels) + out * row_bytes, out, input, 0);
+        }
+    });
+}
+
+}  // namespace
+OCTAVO_END
+
+OP(packed_product) {
+    OCTAVO_USE;
+    const auto& a = args<ProductArgs>(raw);
+    with_kind(a.kind, [&](auto kind) { multiply<decltype(kind)>(a); });
+}
