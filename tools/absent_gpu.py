@@ -18,6 +18,8 @@ class AbsentDriver(_Base):
     def __init__(self, target: GPUTarget, device: str) -> None:
         self._target = target
         self._device = torch.device(device)
+        # What compiles a kernel's launcher; nothing is launched.
+        self.launcher_cls: Any = lambda source, metadata: None
 
     @classmethod
     def is_active(cls) -> bool:

@@ -10,6 +10,7 @@ and Python. No kernel runs, and no weights are read: a folder with a config.json
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from octavo.models.registry import load_model
 from octavo.nn.assembly import Binding
 from octavo.nn.formats.dense import DenseFormat
 from octavo.nn.parallel.mesh import Mesh
+from octavo.ops.compile_ahead import compile_ahead
 from octavo.ops.registry import bind
 from octavo.worker.graphs import StepGraphs
 from octavo.worker.loader.assemble import (
@@ -88,32 +90,17 @@ class Absent(CpuDevice):
         return _NoGraph()
 
 
-def compile_only(arch: int, *, launchers: bool) -> list[str]:
-    """Let Triton compile for a device that is not here, and launch nothing; returns the names of what it compiles.
-
-    launchers: compile what calls the kernels too, which takes the driver's library and a C compiler.
-    """
+def absent_driver(arch: int, *, launchers: bool) -> Any:
+    """Return Triton's driver of such a device. launchers: compile what calls kernels too, with a C compiler and the driver."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaLauncher
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
 
     from tools.absent_gpu import AbsentDriver
 
-    driver.set_active(AbsentDriver(GPUTarget("cuda", arch, 32), "meta"))
-    launch: Any = JITFunction.run
-    names = list[str]()
-
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = launch(self, *args, **{**kwargs, "warmup": True})
-        if launchers and kernel.hash not in names:
-            # What calls the kernel is compiled too, by the C compiler.
-            CudaLauncher(kernel.src, kernel.metadata)
-        names.append(kernel.hash)
-        return kernel
-
-    JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
-    return names
+    found = AbsentDriver(GPUTarget("cuda", arch, 32), "meta")
+    if launchers:
+        found.launcher_cls = CudaLauncher
+    return found
 
 
 def assemble(checkpoint: Checkpoint, dtype: str, device: Absent, max_model_len: int) -> AssembledModel:
@@ -170,15 +157,22 @@ def main() -> None:
     parser.add_argument("--launchers", action="store_true", help="compile what calls the kernels too; needs the driver")
     given = parser.parse_args()
     prepare_kernel_caches()
-    names = compile_only(given.arch, launchers=given.launchers)
+    from triton.runtime import driver
+
+    driver.set_active(absent_driver(given.arch, launchers=given.launchers))
+    folder = Path(read_env().cache, "triton")
     for model in given.models:
-        began, before = time.perf_counter(), len(set(names))
+        began, before = time.perf_counter(), len(list(folder.rglob("*.cubin")))
         checkpoint = open_checkpoint(ModelConfig(model=model, skip_tokenizer_init=True, load_format="dummy"))
         longest = given.max_model_len or checkpoint.facts.max_position
         with torch.inference_mode():
-            steps(checkpoint, Absent(given.arch), given.dtype, given.max_num_seqs, longest)
-        print(f"{model}: {len(set(names)) - before} kernels in {time.perf_counter() - began:.1f} s", flush=True)
-    folder = Path(read_env().cache, "triton")
+            compile_ahead(
+                functools.partial(steps, checkpoint, Absent(given.arch), given.dtype, given.max_num_seqs, longest)
+            )
+        print(
+            f"{model}: {len(list(folder.rglob('*.cubin'))) - before} kernels in {time.perf_counter() - began:.1f} s",
+            flush=True,
+        )
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{folder}: {len(list(folder.iterdir()))} folders, {size / 2**20:.1f} MiB")
 

@@ -139,7 +139,9 @@ class Experts(nn.Module):
 
     def bind(self, binding: Binding) -> None:
         """Take the kernels, the table as a tensor, and the sums over ranks."""
-        self._grouped, self._gated = binding.kernels.grouped_experts, binding.kernels.gated_activation
+        plain = all(name == "weight" for stack in (self.gate_up, self.down) for name, _ in stack.named_parameters())
+        self._grouped = binding.kernels.grouped_experts if plain else binding.kernels.experts_in_turn
+        self._gated = binding.kernels.gated_activation
         self.order = torch.tensor(self.table, device=binding.device)
         mesh = binding.mesh.of_experts
         self._over_tensor, self._over_expert = all_reduce(mesh.tensor), all_reduce(mesh.expert)

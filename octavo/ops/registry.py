@@ -41,6 +41,7 @@ _OPS = (
     gated_activation.ACTIVATION,
     gated_activation.GATED_ACTIVATION,
     grouped_experts.GROUPED_EXPERTS,
+    grouped_experts.EXPERTS_IN_TURN,
     page_write.PAGE_WRITE,
     page_write.PLANE_WRITE,
     page_copy.PAGE_COPY,
@@ -72,6 +73,7 @@ class Kernels:
     activation: gated_activation.ActivationOf
     gated_activation: gated_activation.GatedActivation
     grouped_experts: grouped_experts.GroupedExperts
+    experts_in_turn: grouped_experts.GroupedExperts
     page_write: page_write.PageWrite
     plane_write: page_write.PlaneWrite
     page_copy: page_copy.PageCopy

@@ -56,9 +56,8 @@ class StepGraphs:
 
     def record_first(self) -> None:
         """Record what an engine starts with. The largest goes first: smaller ones then fit into its memory."""
-        for size in reversed(self._sizes):
-            if size == self._most_rows or size & (size - 1) == 0:
-                self._record((self._decode(size), "greedy"))
+        for size in reversed(first_sizes(self._most_rows)):
+            self._record((self._decode(size), "greedy"))
 
     def record_all(self) -> None:
         """Record every greedy step that has a shape of its own; for who compiles kernels ahead, an engine waits for need."""
@@ -135,6 +134,11 @@ def row_sizes(most: int) -> tuple[int, ...]:
         sizes.update(s for s in ((size, size * 3 // 2) if size >= 16 else (size,)) if s < most)
         size *= 2
     return tuple(sorted(sizes))
+
+
+def first_sizes(most: int) -> tuple[int, ...]:
+    """Return those that are recorded at start: powers of two, and the most."""
+    return tuple(size for size in row_sizes(most) if size == most or size & (size - 1) == 0)
 
 
 def _powers(least: int, factor: int, most: int) -> list[int]:

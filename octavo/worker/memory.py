@@ -13,6 +13,18 @@ from octavo.worker.spec import WorkerSpec
 _HOST_SHARE = 0.5
 
 
+def check_pool(num_pages: int, page_bytes: int, *, free: int, others: Mapping[str, int]) -> None:
+    """Raise ConfigError if so many pages do not fit into what is free, in bytes, and `others` leave of it."""
+    left = free - sum(others.values())
+    if num_pages * page_bytes > left:
+        taken = "".join(f", less {_mib(size)} for {owner}" for owner, size in others.items())
+        raise ConfigError(
+            f"num_pages must be at most {max(left, 0) // page_bytes}, not {num_pages}, which take "
+            f"{_mib(num_pages * page_bytes)} ({page_bytes} bytes each; {_mib(free)} free{taken})",
+            field="num_pages",
+        )
+
+
 def pool_bytes(
     spec: WorkerSpec,
     layers: Sequence[KeptLayer],

@@ -34,7 +34,7 @@ from octavo.worker.batch import (
 from octavo.worker.graphs import Recorded, StepGraphs
 from octavo.worker.ledger import Ledger
 from octavo.worker.loader.assemble import AssembledModel, assemble
-from octavo.worker.memory import pool_bytes
+from octavo.worker.memory import check_pool, pool_bytes
 from octavo.worker.pages import PagePool
 from octavo.worker.pooling import pool
 from octavo.worker.results import Finish, Pending
@@ -92,8 +92,7 @@ class ModelRunner:
         self.ledger.charge("weights")
         self.model, self._kernels = loaded.model, loaded.kernels
         self._no_graphs = why_no_graphs(spec, facts, loaded)
-        others = kept_back(spec, self.device, loaded, self.mesh, graphs=self._no_graphs is None)
-        self._graph_bytes = others.get("graphs", 0)
+        self._others = kept_back(spec, self.device, loaded, self.mesh, graphs=self._no_graphs is None)
         self.ledger.charge("workspace")
         free_bytes, decisions = pool_bytes(
             spec,
@@ -101,7 +100,7 @@ class ModelRunner:
             kind=facts.kind,
             free=self.device.free_memory(),
             total=facts.total_memory,
-            others=others,
+            others=self._others,
         )
         graphs = () if facts.kind == "cpu" else (self._no_graphs or "decode steps are replayed as graphs",)
         return WorkerReport(
@@ -113,7 +112,9 @@ class ModelRunner:
 
     def allocate(self, geometry: Geometry, num_pages: int) -> None:
         """Make the page pool and the slots, and record the steps that are replayed."""
-        spec = self.spec
+        spec, device = self.spec, self.device
+        if device.facts.kind != "cpu":
+            check_pool(num_pages, geometry.page_bytes, free=device.free_memory(), others=self._others)
         self.pool = PagePool(geometry, num_pages, self.device, self._kernels.page_copy)
         self.ledger.charge("pool")
         vocab_size, size = spec.checkpoint.facts.vocab_size, spec.max_num_seqs
@@ -130,7 +131,7 @@ class ModelRunner:
                 staging=self._staging,
                 draw=None if draw in self._kernels.unrecordable.values() else draw,
             )
-            self._graphs = StepGraphs(self.device, program, self._graph_bytes)
+            self._graphs = StepGraphs(self.device, program, self._others.get("graphs", 0))
             self._graphs.record_first()
             self.ledger.charge("graphs")
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -9,8 +12,9 @@ from octavo.base.facts import DeviceFacts
 from octavo.device.base import Device
 from octavo.engine.kvcache.geometry import solve
 from octavo.nn.parallel.mesh import Mesh
+from octavo.ops.compile_ahead import compile_ahead
 from octavo.worker.batch import make_batch, shape_of, void_rows
-from octavo.worker.graphs import MOST_TOKENS, row_sizes
+from octavo.worker.graphs import MOST_TOKENS, first_sizes, row_sizes
 from octavo.worker.loader.assemble import AssembledModel
 from octavo.worker.pages import PagePool
 from octavo.worker.sampling.rows import SamplingBatch
@@ -52,25 +56,34 @@ def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Me
     slots.sampling.greedy[:] = False
     slots.sampling.reals[:] = torch.tensor([1.0, 0.9, 0.0])
 
-    def peak(num_rows: int, num_tokens: int) -> int:
+    def work(num_rows: int, num_tokens: int, widest: bool = False) -> None:
         rows = void_rows(num_rows, num_tokens, spec.max_model_len)
+        shape = shape_of(rows, slots, pool)
+        if widest:
+            shape = replace(shape, widths=tuple(table.shape[1] for table in slots.tables))
+        numbers, _ = staging.send(rows.numbers(shape, slots.void))
+        batch = make_batch(numbers, shape, slots, pool)
+        hidden = loaded.model.forward(batch.ids, batch.context)
+        if loaded.generates and mesh.ends:
+            logits = loaded.model.compute_logits(hidden[batch.last])
+            none = np.zeros(len(logits), np.int64)
+            drawn = SamplingBatch(sampling=none, slots=none, targets=batch.targets, positions=batch.lengths)
+            sample(logits, slots.sampling, drawn, loaded.kernels.draw)
 
-        def work() -> None:
-            shape = shape_of(rows, slots, pool)
-            numbers, _ = staging.send(rows.numbers(shape, slots.void))
-            batch = make_batch(numbers, shape, slots, pool)
-            hidden = loaded.model.forward(batch.ids, batch.context)
-            if loaded.generates and mesh.ends:
-                logits = loaded.model.compute_logits(hidden[batch.last])
-                none = np.zeros(len(logits), np.int64)
-                drawn = SamplingBatch(sampling=none, slots=none, targets=batch.targets, positions=batch.lengths)
-                sample(logits, slots.sampling, drawn, loaded.kernels.draw)
-
-        return device.peak(work)
+    def everything() -> None:
+        for num_rows, num_tokens in (*largest, (1, budget)):
+            work(num_rows, num_tokens)
+        for size in first_sizes(most) if graphs else ():
+            work(size, size, widest=True)
 
     budget = spec.max_num_batched_tokens
-    found = {"slots": slots.num_bytes * (most + 1), "workspace": peak(min(most, budget), budget)}
+    largest = [(min(most, budget), budget)]
     if graphs:
-        largest = max(peak(most, most), peak(min(most, MOST_TOKENS // 2), MOST_TOKENS))
-        found["graphs"] = largest + len(row_sizes(most)) * _GRAPH_BYTES
+        largest += [(most, most), (min(most, MOST_TOKENS // 2), MOST_TOKENS)]
+    if device.facts.kind == "cuda":
+        compile_ahead(everything)
+    peaks = [device.peak(functools.partial(work, *size)) for size in largest]
+    found = {"slots": slots.num_bytes * (most + 1), "workspace": peaks[0]}
+    if graphs:
+        found["graphs"] = max(peaks[1:]) + len(row_sizes(most)) * _GRAPH_BYTES
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.device.fake import fake_device
 from octavo.device.registry import detect
 from octavo.nn.assembly import Binding
+from octavo.nn.formats.base import TensorSpec, WeightFormat
 from octavo.nn.formats.dense import DenseFormat
 from octavo.nn.moe import Experts, Router, Routing
 from octavo.nn.parallel.mesh import Axis, Mesh
 from octavo.ops.registry import bind
-from octavo.worker.loader.assemble import assign_formats, finalize, materialize, place
+from octavo.worker.loader.assemble import assign_formats, called, finalize, materialize, place
 from tests.kernels.binding import TOLERANCE, candidates, cases, kernel
 
 NUM, HIDDEN, INNER = 6, 10, 8
@@ -49,6 +52,37 @@ def experts(mesh: Mesh, candidate: str, dtype: str = "float32") -> Experts:
         target.tensor.copy_(WEIGHTS[name][target.cut])
     finalize(made)
     return made
+
+
+class Scaled:
+    """A format of two tensors."""
+
+    name, fuses = "scaled", True
+
+    def tensors(self, num_outs: int, num_ins: int) -> tuple[TensorSpec, ...]:
+        (weight,) = DenseFormat(dtype=torch.float32).tensors(num_outs, num_ins)
+        return weight, replace(weight, name="scale")
+
+    def finalize(self, tensors: Mapping[str, Tensor]) -> None:
+        pass
+
+    def apply(self, x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
+        return F.linear(x, tensors["weight"] * tensors["scale"], bias)
+
+
+@pytest.mark.parametrize(
+    ("stored", "unrecordable"), [(DenseFormat(dtype=torch.float32), ()), (Scaled(), ("experts_in_turn torch",))]
+)
+def test_experts_in_formats_without_a_kernel_are_not_recorded(
+    stored: WeightFormat, unrecordable: tuple[str, ...]
+) -> None:
+    made, facts = Experts(NUM, HIDDEN, INNER, "silu"), fake_device(kind="cuda", arch="sm_90").facts
+    assign_formats(made, lambda path: stored)
+    place(made, Mesh(), torch.float32)
+    kernels = bind(facts, "float32")
+    device = torch.device("cpu")
+    made.bind(Binding(facts=facts, dtype="float32", device=device, kernels=kernels, mesh=Mesh(), max_model_len=1))
+    assert called(made, kernels.unrecordable) == unrecordable
 
 
 def by_token(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from octavo.base.errors import ConfigError
 from octavo.device.fake import fake_device
 from octavo.ops.registry import bind
 from octavo.worker.graphs import row_sizes
@@ -283,6 +284,17 @@ def test_why_there_are_no_graphs(monkeypatch, changes, unrecordable, features, r
     got = [start(runner, host, 0, PROMPTS[1]), int(follow(runner, host, {0: 6}).result().ids[0])]
     assert got == FlatToy().greedy(PROMPTS[1], 2)
     assert not device.graphs
+
+
+def test_more_pages_than_a_device_has_room_for_are_refused(monkeypatch):
+    device = fake_device(features=FEATURES, kind="cuda", total_memory=2**30)
+    device.peak_bytes = 100 * 2**20
+    monkeypatch.setattr("octavo.worker.runner.detect", lambda kind: device)
+    runner = ModelRunner(toy_spec(), lambda checkpoint, **_: Loaded(model=FlatToy(), unrecordable=()))
+    runner.load()
+    with pytest.raises(ConfigError, match=r"num_pages must be at most \d+, not 9000000, .* less 132 MiB for graphs"):
+        runner.allocate(geometry(1), 9_000_000)
+    assert not hasattr(runner, "pool")
 
 
 def test_what_a_pool_leaves_is_what_the_largest_steps_took(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from octavo.base.errors import ConfigError
 from octavo.engine.kvcache.geometry import solve
 from octavo.protocol.kept import KeptLayer, KeptTokens, Plane
-from octavo.worker.memory import pool_bytes
+from octavo.worker.memory import check_pool, pool_bytes
 from tests.worker.toy import toy_spec
 
 GIB = 2**30
@@ -47,6 +47,12 @@ def test_an_accelerator_keeps_its_share_back():
     assert size(kind="cuda", free=10 * GIB, total=16 * GIB, memory_utilization=0.75)[0] == 6 * GIB
     with pytest.raises(ConfigError, match="no memory is left"):
         size(kind="cuda", free=GIB, total=16 * GIB, memory_utilization=0.75)
+
+
+def test_pages_that_do_not_fit_are_refused_with_the_arithmetic():
+    check_pool(4, GIB, free=6 * GIB, others={"slots": GIB, "graphs": GIB})
+    with pytest.raises(ConfigError, match=r"at most 3, not 4, which take 4,096 MiB .*5,632 MiB free, less 2,048 MiB"):
+        check_pool(4, GIB, free=11 * GIB // 2, others={"graphs": 2 * GIB})
 
 
 def test_what_others_will_take_is_no_page():

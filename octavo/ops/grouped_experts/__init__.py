@@ -49,10 +49,14 @@ class GroupedExperts(Protocol):
         ...
 
 
+_REFERENCE = Candidate(name="torch", path="octavo.ops.grouped_experts.reference:grouped_experts", recordable=False)
+# Of stacks that are one plain matrix an expert, called "weight".
 GROUPED_EXPERTS = Op(
     name="grouped_experts",
     candidates=(
         Candidate(name="triton", path="octavo.ops.grouped_experts.triton:grouped_experts", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.grouped_experts.reference:grouped_experts", recordable=False),
+        _REFERENCE,
     ),
 )
+# Of stacks in any format.
+EXPERTS_IN_TURN = Op(name="experts_in_turn", candidates=(_REFERENCE,))

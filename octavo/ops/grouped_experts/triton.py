@@ -18,7 +18,6 @@ from octavo.base.facts import Activation
 from octavo.ops.gated_activation import GatedActivation
 from octavo.ops.gated_activation.triton import activated
 from octavo.ops.grouped_experts import ExpertStack
-from octavo.ops.grouped_experts.reference import grouped_experts as by_expert
 from octavo.ops.paged_attention.triton import row_of
 from octavo.ops.triton_target import precision_of, shared_bytes
 
@@ -133,9 +132,8 @@ def grouped_experts(
     activation: Activation,
     gated: GatedActivation,
 ) -> Tensor:
-    """See `GroupedExperts`. Weights that are not plain matrices go through the reference."""
-    if gate_up.tensors.keys() != {"weight"} or down.tensors.keys() != {"weight"}:
-        return by_expert(x, experts, weights, gate_up, down, activation, gated)
+    """See `GroupedExperts`."""
+    assert gate_up.tensors.keys() == down.tensors.keys() == {"weight"}
     first, second = gate_up.tensors["weight"], down.tensors["weight"]
     (num_tokens, each), num_experts, (hidden, inner) = experts.shape, len(second), second.shape[1:]
     num_pairs = experts.numel()
