@@ -66,77 +66,6 @@ def _note(notes_ptr, first, second, third):
     tl.store(notes_ptr + 2, third.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["num_ids", "part_size", "level"], do_not_specialize_on_alignment=["slots_ptr"])
-def _count(
-    logits_ptr,
-    peaks_ptr,
-    slots_ptr,
-    reals_ptr,
-    wholes_ptr,
-    tables_ptr,
-    notes_ptr,
-    num_ids,
-    part_size,
-    logits_row,
-    reals_row,
-    wholes_row,
-    level,
-    BLOCK: tl.constexpr,
-):
-    """Fill a row's table `level`: 0 all bins, 1 and 2 towards the limit of top_k, 3 and 4 towards that of top_p.
-
-    Notes of a row, three numbers for each level: (bits of the key so far, tokens or weight left, weight before), and for 5 what
-    top_k keeps: (key, tokens with this key, weight of one).
-    """
-    row = tl.program_id(0).to(tl.int64)
-    temperature, top_p, min_p, top_k, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
-    by_mass = level >= 3
-    if greedy | ((top_k == 0) & ((top_p >= 1.0) | (level == 1) | (level == 2))) | ((top_p >= 1.0) & (level == 4)):
-        return
-    tables_ptr += row * (_TABLES * 2 * _BINS)
-    notes_ptr += row * _NOTES
-    write = tl.program_id(1) == 0
-    prefix, left, before = tl.zeros([], tl.int64), top_k, tl.zeros([], tl.int64)
-    source = level - 1
-    if (level == 2) | (level == 4) | ((level == 3) & (top_k > 0)):
-        prefix, left = tl.load(notes_ptr + 3 * source), tl.load(notes_ptr + 3 * source + 1)
-        before = tl.load(notes_ptr + 3 * source + 2)
-    if level == 3:
-        source = level - 3
-        if top_k > 0:
-            found, count, mass, count_in, mass_in = _settle(tables_ptr + 2 * 2 * _BINS, left, False)
-            weight, left = mass_in // tl.maximum(count_in, 1), left - count
-            before += mass + tl.minimum(left, count_in) * weight
-            if write:
-                _note(notes_ptr + 15, prefix * _BINS + found, left, weight)
-        else:
-            bins = tl.arange(0, _BINS)
-            before = tl.sum(tl.load(tables_ptr + _BINS + bins), 0)
-        prefix, left = tl.zeros([], tl.int64), tl.maximum(tl.ceil(top_p * before.to(tl.float64)).to(tl.int64), 1)
-        before = tl.zeros([], tl.int64)
-    if (level == 3) & (top_p >= 1.0):
-        return
-    if level > 0:
-        found, count, mass, count_in, mass_in = _settle(tables_ptr + source * 2 * _BINS, left, by_mass)
-        prefix = prefix * _BINS + found
-        left -= tl.where(by_mass, mass, count)
-        if write:
-            _note(notes_ptr + 3 * level, prefix, left, before + mass)
-    shift = tl.where(level == 0, 20, tl.where((level == 1) | (level == 3), 10, 0))
-    tables_ptr += level * 2 * _BINS
-    first = tl.program_id(1) * part_size
-    end = tl.minimum(first + part_size, num_ids)
-    peak = tl.load(peaks_ptr + row)
-    for begin in range(first, end, BLOCK):
-        keys, weights = _weigh(
-            logits_ptr + row * logits_row, begin + tl.arange(0, BLOCK), end, peak, temperature, min_p
-        )
-        mine = (keys >> (shift + 10)) == prefix
-        bins = tables_ptr + ((keys >> shift) & (_BINS - 1))
-        tl.atomic_add(bins, tl.full([BLOCK], 1, tl.int64), mask=mine, sem="relaxed")
-        tl.atomic_add(bins + _BINS, weights, mask=mine, sem="relaxed")
-
-
 @triton.jit
 def _limit(tables_ptr, notes_ptr, top_k, top_p):
     """Return the last key that is kept, how many tokens with this key, and what one of them weighs."""
@@ -156,8 +85,8 @@ def _limit(tables_ptr, notes_ptr, top_k, top_p):
     return key, kept, weight
 
 
-@triton.jit(do_not_specialize=["num_ids", "part_size", "num_parts"], do_not_specialize_on_alignment=["slots_ptr"])
-def _sum_parts(
+@triton.jit(do_not_specialize=["num_ids", "part_size", "level"], do_not_specialize_on_alignment=["slots_ptr"])
+def _count(
     logits_ptr,
     peaks_ptr,
     slots_ptr,
@@ -168,34 +97,79 @@ def _sum_parts(
     parts_ptr,
     num_ids,
     part_size,
-    num_parts,
     logits_row,
     reals_row,
     wholes_row,
+    level,
     BLOCK: tl.constexpr,
 ):
-    """Add up a part: the weight before the last key, and how many tokens have that key."""
+    """Fill a row's table `level`: 0 all bins, 1 and 2 towards the limit of top_k, 3 and 4 towards that of top_p.
+
+    Level 5 adds up every part: the weight before the last key that is kept, and how many tokens have that key.
+
+    Notes of a row, three numbers for each level: (bits of the key so far, tokens or weight left, weight before); for 5 what top_k
+    keeps, and for 6 what is kept: (last key, tokens with this key, weight of one).
+    """
     row = tl.program_id(0).to(tl.int64)
     temperature, top_p, min_p, top_k, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
-    if greedy:
+    towards_k, by_mass = (level == 1) | (level == 2), level >= 3
+    if greedy | ((level < 5) & (top_p >= 1.0) & ((top_k == 0) | (level == 4))) | (towards_k & (top_k == 0)):
         return
+    tables_ptr += row * (_TABLES * 2 * _BINS)
     notes_ptr += row * _NOTES
-    key, kept, weight = _limit(tables_ptr + row * (_TABLES * 2 * _BINS), notes_ptr, top_k, top_p)
-    if tl.program_id(1) == 0:
-        _note(notes_ptr + 18, key, kept, weight)
+    write = tl.program_id(1) == 0
+    prefix, left, before = tl.zeros([], tl.int64), top_k, tl.zeros([], tl.int64)
+    last = prefix
+    source = level - 1
+    if (level == 2) | (level == 4) | ((level == 3) & (top_k > 0)):
+        prefix, left = tl.load(notes_ptr + 3 * source), tl.load(notes_ptr + 3 * source + 1)
+        before = tl.load(notes_ptr + 3 * source + 2)
+    if level == 3:
+        source = level - 3
+        if top_k > 0:
+            found, count, mass, count_in, mass_in = _settle(tables_ptr + 2 * 2 * _BINS, left, False)
+            weight, left = mass_in // tl.maximum(count_in, 1), left - count
+            before += mass + tl.minimum(left, count_in) * weight
+            if write:
+                _note(notes_ptr + 15, prefix * _BINS + found, left, weight)
+        else:
+            bins = tl.arange(0, _BINS)
+            before = tl.sum(tl.load(tables_ptr + _BINS + bins), 0)
+        prefix, left = tl.zeros([], tl.int64), tl.maximum(tl.ceil(top_p * before.to(tl.float64)).to(tl.int64), 1)
+        before = tl.zeros([], tl.int64)
+    if (level == 3) & (top_p >= 1.0):
+        return
+    if level == 5:
+        last, kept, weight = _limit(tables_ptr, notes_ptr, top_k, top_p)
+        if write:
+            _note(notes_ptr + 18, last, kept, weight)
+    elif level > 0:
+        found, count, mass, count_in, mass_in = _settle(tables_ptr + source * 2 * _BINS, left, by_mass)
+        prefix = prefix * _BINS + found
+        left -= tl.where(by_mass, mass, count)
+        if write:
+            _note(notes_ptr + 3 * level, prefix, left, before + mass)
+    shift = tl.where(level == 0, 20, tl.where((level == 1) | (level == 3), 10, 0))
+    tables_ptr += level * 2 * _BINS
     first = tl.program_id(1) * part_size
     end = tl.minimum(first + part_size, num_ids)
     peak = tl.load(peaks_ptr + row)
-    mass, ties = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
+    masses, ties = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
     for begin in range(first, end, BLOCK):
-        keys, weights = _weigh(
-            logits_ptr + row * logits_row, begin + tl.arange(0, BLOCK), end, peak, temperature, min_p
-        )
-        mass += tl.where(keys < key, weights, 0)
-        ties += (keys == key).to(tl.int64)
-    parts_ptr += 2 * (row * num_parts + tl.program_id(1))
-    tl.store(parts_ptr, tl.sum(mass, 0))
-    tl.store(parts_ptr + 1, tl.sum(ties, 0))
+        ids = begin + tl.arange(0, BLOCK)
+        keys, weights = _weigh(logits_ptr + row * logits_row, ids, end, peak, temperature, min_p)
+        if level == 5:
+            masses += tl.where(keys < last, weights, 0)
+            ties += (keys == last).to(tl.int64)
+        else:
+            mine = (keys >> (shift + 10)) == prefix
+            bins = tables_ptr + ((keys >> shift) & (_BINS - 1))
+            tl.atomic_add(bins, tl.full([BLOCK], 1, tl.int64), mask=mine, sem="relaxed")
+            tl.atomic_add(bins + _BINS, weights, mask=mine, sem="relaxed")
+    if level == 5:
+        parts_ptr += 2 * (row * tl.num_programs(1) + tl.program_id(1))
+        tl.store(parts_ptr, tl.sum(masses, 0))
+        tl.store(parts_ptr + 1, tl.sum(ties, 0))
 
 
 @triton.jit
@@ -283,14 +257,14 @@ def draw(logits: Tensor, slots: Tensor, positions: Tensor, reals: Tensor, wholes
     parts = torch.empty((num_rows, num_parts, 2), dtype=torch.int64, device=logits.device)
     strides = logits.stride(0), reals.stride(0), wholes.stride(0)
     grid, given = (num_rows, num_parts), (reals, wholes)
-    for level in range(_TABLES.value):
+    for level in range(_TABLES.value + 1):
         _count[grid](
-            logits, peaks, slots, *given, tables, notes, num_ids, part_size, *strides, level, BLOCK=_BLOCK, num_warps=4
+            *(logits, peaks, slots, *given, tables, notes, parts, num_ids, part_size, *strides, level),
+            BLOCK=_BLOCK,
+            num_warps=4,
         )
-    sizes = num_ids, part_size, num_parts
-    _sum_parts[grid](logits, peaks, slots, *given, tables, notes, parts, *sizes, *strides, BLOCK=_BLOCK, num_warps=4)
     _pick[(num_rows,)](
-        *(logits, peaks, slots, positions, *given, notes, parts, ids, *sizes, *strides),
+        *(logits, peaks, slots, positions, *given, notes, parts, ids, num_ids, part_size, num_parts, *strides),
         PARTS=_MOST_PARTS,
         BLOCK=_BLOCK,
         num_warps=4,
