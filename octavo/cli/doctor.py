@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.base.env import known_variables, read_env, set_variables
+from octavo.base.env import kernel_cache_state, known_variables, read_env, set_variables
 from octavo.base.errors import OctavoError
 from octavo.base.facts import DeviceFacts
 from octavo.base.version import VERSION
@@ -193,6 +193,7 @@ def _caches() -> Section:
         "writable": os.access(place, os.W_OK),
         "models": models,
         "octavo": f"{own}, {size / 2**20:.1f} MiB",
+        "kernels": kernel_cache_state(),
     }
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from torch import Tensor
+
+from octavo.base.env import note_kernels
+from octavo.base.logging import get_logger
 from octavo.device.host import host_cores
+
+_log = get_logger(__name__)
 
 # A kernel takes a second or less: more threads than kernels are of no use.
 _MOST_THREADS = 16
@@ -28,11 +35,22 @@ class _Compilers(ThreadPoolExecutor):
         return super().submit(compile_both)
 
 
+def _kind(value: Any) -> Any:
+    """Return what a kernel may depend on of an argument that is not named as its constants are."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value == 1, value % 16 == 0, value.bit_length() > 31
+    return value
+
+
 def compile_ahead(work: Callable[[], None]) -> None:
     """Do the work without launching any of Triton's kernels, and compile those that it would launch.
 
-    Nothing that they would write is written: the work may not depend on it.
+    Nothing that they would write is written: the work may not depend on it. How many were found compiled is noted for
+    `octavo doctor`.
     """
+    from triton import knobs
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
     from triton.runtime.jit import JITFunction
 
@@ -41,13 +59,25 @@ def compile_ahead(work: Callable[[], None]) -> None:
         return
 
     launch: Any = JITFunction.run
+    compilation: Any = knobs.compilation
+    listener, began, hits = compilation.listener, time.perf_counter(), list[bool]()
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return launch(self, *args, **{**kwargs, "warmup": True})
+    seen = set[Any]()
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind = (self, *map(_kind, args), *(item for item in kwargs.items() if item[0] not in ("grid", "warmup")))
+        # What Triton does before it knows that it has a kernel takes a while, and every layer launches the same.
+        if kind not in seen:
+            seen.add(kind)
+            launch(self, *args, **{**kwargs, "warmup": True})
 
     JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+    compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
     try:
         with _Compilers(min(host_cores(), _MOST_THREADS)) as compilers, AsyncCompileMode(compilers):
             work()
     finally:
-        JITFunction.run = launch
+        JITFunction.run, compilation.listener = launch, listener
+    seconds = time.perf_counter() - began
+    _log.info("kernels: %d of %d found compiled, the others compiled in %.1f s", sum(hits), len(hits), seconds)
+    note_kernels(sum(hits), len(hits))

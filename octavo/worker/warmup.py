@@ -25,6 +25,8 @@ from octavo.worker.staging import Staging
 
 # What the driver keeps for a graph's kernels, beside the memory that they work in.
 _GRAPH_BYTES = 8 * 2**20
+# Rows and tokens of steps that between them launch, beside decodes, all kernels that common steps do.
+_KINDS = ((8, 16), (8, 512), (256, MOST_TOKENS), (1, 600))
 
 
 def why_no_graphs(spec: WorkerSpec, facts: DeviceFacts, loaded: AssembledModel) -> str | None:
@@ -70,18 +72,18 @@ def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Me
             drawn = SamplingBatch(sampling=none, slots=none, targets=batch.targets, positions=batch.lengths)
             sample(logits, slots.sampling, drawn, loaded.kernels.draw)
 
-    def everything() -> None:
-        for num_rows, num_tokens in (*largest, (1, budget)):
-            work(num_rows, num_tokens)
-        for size in first_sizes(most) if graphs else ():
+    def all_kinds() -> None:
+        for size in first_sizes(most):
             work(size, size, widest=True)
+        for num_rows, num_tokens in _KINDS:
+            work(min(num_rows, most), num_tokens, widest=True)
 
     budget = spec.max_num_batched_tokens
     largest = [(min(most, budget), budget)]
     if graphs:
         largest += [(most, most), (min(most, MOST_TOKENS // 2), MOST_TOKENS)]
     if device.facts.kind == "cuda":
-        compile_ahead(everything)
+        compile_ahead(all_kinds)
     peaks = [device.peak(functools.partial(work, *size)) for size in largest]
     found = {"slots": slots.num_bytes * (most + 1), "workspace": peaks[0]}
     if graphs:

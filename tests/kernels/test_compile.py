@@ -74,6 +74,7 @@ def test_a_models_steps_are_compiled_ahead(tmp_path: Path) -> None:
     made = {file.stem for file in cache.rglob("*.cubin")}
     assert made >= {"_rope_write", "_norm", "_attend", "_activate", "_count", "_pick"}
     assert number <= 10, "a start compiles each of them"
+    assert (cache / "kernels.txt").read_text() == f"0 of {number}"
 
 
 def test_every_kernel_file_is_compiled() -> None:

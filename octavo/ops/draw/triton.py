@@ -3,7 +3,8 @@
 A token's key says how far its logit lies behind the row's largest, in 2**-25 temperatures: 30 bits, what is 32 temperatures
 behind weighs nothing. The last key that top_k or top_p keeps is found ten bits at a time: tokens are counted and weighed into
 1,024 bins by their next bits, which gives the bin in which the limit lies, and so on within that bin; first for top_k, then for
-top_p among what that keeps. Weights are whole numbers of 2**-44 of the likeliest's, so that sums are the same in any order.
+top_p among what that keeps. Where the limit lies among tokens less than 8 temperatures behind, all others are only added up.
+Weights are whole numbers of 2**-44 of the likeliest's, so that sums are the same in any order.
 
 Shapes: S rows, V vocabulary, P parts of it.
 """
@@ -17,9 +18,9 @@ from torch import Tensor
 
 from octavo.protocol.sampling import GREEDY_BELOW
 
-_BINS, _TABLES, _NOTES = tl.constexpr(1024), tl.constexpr(5), tl.constexpr(24)
-# The key of what is dropped.
-_NONE = tl.constexpr(2**30)
+_BINS, _TABLES, _NOTES = tl.constexpr(1024), tl.constexpr(5 * 2 * 1024), tl.constexpr(24)
+# The first key that is no longer counted by itself at first, and that of what is dropped.
+_TAIL, _NONE = tl.constexpr(2**28), tl.constexpr(2**30)
 _GREEDY = tl.constexpr(GREEDY_BELOW)
 _STEP, _FIRST, _SECOND = (
     tl.constexpr(number) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -38,14 +39,18 @@ def _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row):
 
 
 @triton.jit
-def _weigh(logits_ptr, ids, end, peak, temperature, min_p):
-    """Return keys, int32, and weights, int64."""
+def _rank(logits_ptr, ids, end, peak, temperature, min_p):
+    """Return how many temperatures tokens are behind, float64, and their keys, int32."""
     x = tl.load(logits_ptr + ids, mask=ids < end, other=float("-inf")).to(tl.float64)
     behind = (peak.to(tl.float64) - x) / temperature
-    behind = tl.where(behind < 32.0, behind, 32.0)
-    share = tl.exp(-behind)
-    keys = tl.where(share < min_p, _NONE, (behind * 33554432.0).to(tl.int32))
-    return keys, tl.where(keys < _NONE, share * 17592186044416.0 + 0.5, 0.0).to(tl.int64)
+    behind = tl.where((behind < 32.0) & (behind <= -tl.log(min_p)), behind, 32.0)
+    return behind, (behind * 33554432.0).to(tl.int32)
+
+
+@triton.jit
+def _weigh(behind):
+    """Return weights, int64; zero for what is dropped."""
+    return tl.where(behind < 32.0, tl.exp(-behind) * 17592186044416.0 + 0.5, 0.0).to(tl.int64)
 
 
 @triton.jit
@@ -93,7 +98,6 @@ def _count(
     reals_ptr,
     wholes_ptr,
     tables_ptr,
-    notes_ptr,
     parts_ptr,
     num_ids,
     part_size,
@@ -103,73 +107,91 @@ def _count(
     level,
     BLOCK: tl.constexpr,
 ):
-    """Fill a row's table `level`: 0 all bins, 1 and 2 towards the limit of top_k, 3 and 4 towards that of top_p.
+    """Fill a row's table `level`: 0 all bins before the tail, 1 and 2 towards the limit of top_k, 3 and 4 to that of top_p.
 
-    Level 5 adds up every part: the weight before the last key that is kept, and how many tokens have that key.
+    Level 5 adds up every part: the weight before the last key that is kept, and how many tokens have that key. Level 6, before
+    1, fills the tail's bins of table 0 if a limit lies there.
 
     Notes of a row, three numbers for each level: (bits of the key so far, tokens or weight left, weight before); for 5 what top_k
-    keeps, and for 6 what is kept: (last key, tokens with this key, weight of one).
+    keeps, for 6 what is kept: (last key, tokens with this key, weight of one); then the weight of the tail.
     """
     row = tl.program_id(0).to(tl.int64)
     temperature, top_p, min_p, top_k, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
     towards_k, by_mass = (level == 1) | (level == 2), level >= 3
-    if greedy | ((level < 5) & (top_p >= 1.0) & ((top_k == 0) | (level == 4))) | (towards_k & (top_k == 0)):
+    if greedy | ((level != 5) & (top_p >= 1.0) & ((top_k == 0) | (level == 4))) | (towards_k & (top_k == 0)):
         return
-    tables_ptr += row * (_TABLES * 2 * _BINS)
-    notes_ptr += row * _NOTES
-    write = tl.program_id(1) == 0
-    prefix, left, before = tl.zeros([], tl.int64), top_k, tl.zeros([], tl.int64)
-    last = prefix
-    source = level - 1
+    tables_ptr += row * (_TABLES + _NOTES)
+    notes_ptr = tables_ptr + _TABLES
+    write, bins = tl.program_id(1) == 0, tl.arange(0, _BINS)
+    zero = tl.zeros([], tl.int64)
+    prefix, left, before, source, needed = zero, top_k, zero, level - 1, level >= 0
+    low, high = zero, zero + _TAIL
     if (level == 2) | (level == 4) | ((level == 3) & (top_k > 0)):
         prefix, left = tl.load(notes_ptr + 3 * source), tl.load(notes_ptr + 3 * source + 1)
         before = tl.load(notes_ptr + 3 * source + 2)
-    if level == 3:
-        source = level - 3
-        if top_k > 0:
+    if (level == 3) | (level == 6):
+        # Others may be filling the tail's bins.
+        in_head = bins < _TAIL >> 20
+        head = tl.sum(tl.load(tables_ptr + _BINS + bins, mask=in_head, other=0), 0)
+        num_head = tl.sum(tl.load(tables_ptr + bins, mask=in_head, other=0), 0)
+        if (level == 3) & (top_k > 0):
             found, count, mass, count_in, mass_in = _settle(tables_ptr + 2 * 2 * _BINS, left, False)
             weight, left = mass_in // tl.maximum(count_in, 1), left - count
             before += mass + tl.minimum(left, count_in) * weight
             if write:
                 _note(notes_ptr + 15, prefix * _BINS + found, left, weight)
         else:
-            bins = tl.arange(0, _BINS)
-            before = tl.sum(tl.load(tables_ptr + _BINS + bins), 0)
-        prefix, left = tl.zeros([], tl.int64), tl.maximum(tl.ceil(top_p * before.to(tl.float64)).to(tl.int64), 1)
-        before = tl.zeros([], tl.int64)
-    if (level == 3) & (top_p >= 1.0):
+            before = head + tl.load(notes_ptr + 21)
+        source, prefix, needed = level - 3, zero, top_p < 1.0
+        goal = tl.maximum(tl.ceil(top_p * before.to(tl.float64)).to(tl.int64), 1)
+        if level == 6:
+            low, high = zero + _TAIL, zero + _NONE
+            needed = tl.where(top_k > 0, num_head < top_k, head < goal)
+        left, before = goal, zero
+    if needed == 0:
         return
     if level == 5:
         last, kept, weight = _limit(tables_ptr, notes_ptr, top_k, top_p)
+        high = last + 1
         if write:
             _note(notes_ptr + 18, last, kept, weight)
-    elif level > 0:
+    shift = tl.where(level % 6 == 0, 20, tl.where((level == 1) | (level == 3), 10, 0))
+    if (level % 6 > 0) & (level != 5):
         found, count, mass, count_in, mass_in = _settle(tables_ptr + source * 2 * _BINS, left, by_mass)
         prefix = prefix * _BINS + found
         left -= tl.where(by_mass, mass, count)
+        low, high = prefix << (shift + 10), (prefix + 1) << (shift + 10)
         if write:
             _note(notes_ptr + 3 * level, prefix, left, before + mass)
-    shift = tl.where(level == 0, 20, tl.where((level == 1) | (level == 3), 10, 0))
-    tables_ptr += level * 2 * _BINS
+    tables_ptr += level % 6 * 2 * _BINS
     first = tl.program_id(1) * part_size
     end = tl.minimum(first + part_size, num_ids)
     peak = tl.load(peaks_ptr + row)
-    masses, ties = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
+    counted, weighed = (level % 6 > 0) | (top_k > 0), (level % 6 > 0) | (top_p < 1.0)
+    masses, others = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
     for begin in range(first, end, BLOCK):
         ids = begin + tl.arange(0, BLOCK)
-        keys, weights = _weigh(logits_ptr + row * logits_row, ids, end, peak, temperature, min_p)
+        behind, keys = _rank(logits_ptr + row * logits_row, ids, end, peak, temperature, min_p)
+        mine = (keys >= low) & (keys < high)
+        weights = tl.zeros([BLOCK], tl.int64)
+        if weighed & ((level == 0) | (tl.max(mine.to(tl.int32), 0) > 0)):
+            weights = _weigh(behind)
         if level == 5:
-            masses += tl.where(keys < last, weights, 0)
-            ties += (keys == last).to(tl.int64)
+            masses += tl.where(keys < high - 1, weights, 0)
+            others += (keys == high - 1).to(tl.int64)
         else:
-            mine = (keys >> (shift + 10)) == prefix
-            bins = tables_ptr + ((keys >> shift) & (_BINS - 1))
-            tl.atomic_add(bins, tl.full([BLOCK], 1, tl.int64), mask=mine, sem="relaxed")
-            tl.atomic_add(bins + _BINS, weights, mask=mine, sem="relaxed")
+            to = tables_ptr + ((keys >> shift) & (_BINS - 1))
+            if counted:
+                tl.atomic_add(to, tl.full([BLOCK], 1, tl.int64), mask=mine, sem="relaxed")
+            if weighed:
+                tl.atomic_add(to + _BINS, weights, mask=mine, sem="relaxed")
+            masses += tl.where(keys >= high, weights, 0)
     if level == 5:
         parts_ptr += 2 * (row * tl.num_programs(1) + tl.program_id(1))
         tl.store(parts_ptr, tl.sum(masses, 0))
-        tl.store(parts_ptr + 1, tl.sum(ties, 0))
+        tl.store(parts_ptr + 1, tl.sum(others, 0))
+    if level == 0:
+        tl.atomic_add(notes_ptr + 21, tl.sum(masses, 0), sem="relaxed")
 
 
 @triton.jit
@@ -191,7 +213,7 @@ def _pick(
     positions_ptr,
     reals_ptr,
     wholes_ptr,
-    notes_ptr,
+    tables_ptr,
     parts_ptr,
     ids_ptr,
     num_ids,
@@ -208,7 +230,7 @@ def _pick(
     temperature, _, min_p, _, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
     if greedy:
         return
-    notes_ptr += row * _NOTES + 18
+    notes_ptr = tables_ptr + row * (_TABLES + _NOTES) + _TABLES + 18
     key, kept, weight = tl.load(notes_ptr), tl.load(notes_ptr + 1), tl.load(notes_ptr + 2)
     parts = tl.arange(0, PARTS)
     at = parts_ptr + 2 * (row * num_parts + parts)
@@ -232,10 +254,10 @@ def _pick(
     chosen = first
     for begin in range(first, end, BLOCK):
         ids = begin + tl.arange(0, BLOCK)
-        keys, weights = _weigh(logits_ptr + row * logits_row, ids, end, peak, temperature, min_p)
+        behind, keys = _rank(logits_ptr + row * logits_row, ids, end, peak, temperature, min_p)
         tied = (keys == key).to(tl.int64)
         fits = tl.cumsum(tied, 0) <= kept
-        weights = tl.where(keys < key, weights, tl.where((keys == key) & fits, weight, 0))
+        weights = tl.where(keys < key, _weigh(behind), tl.where((keys == key) & fits, weight, 0))
         chosen += tl.sum(((tl.cumsum(weights, 0) <= left) & (ids < end)).to(tl.int32), 0)
         left -= tl.sum(weights, 0)
         kept -= tl.sum(tied, 0)
@@ -252,19 +274,18 @@ def draw(logits: Tensor, slots: Tensor, positions: Tensor, reals: Tensor, wholes
     num_parts = min(triton.cdiv(num_ids, 4 * _BLOCK), max(8, _PROGRAMS // num_rows), _MOST_PARTS)
     part_size = triton.cdiv(num_ids, num_parts * _BLOCK) * _BLOCK
     num_parts = triton.cdiv(num_ids, part_size)
-    tables = torch.zeros((num_rows, _TABLES.value, 2, _BINS.value), dtype=torch.int64, device=logits.device)
-    notes = torch.empty((num_rows, _NOTES.value), dtype=torch.int64, device=logits.device)
+    room = num_rows, _TABLES.value + _NOTES.value
+    tables = torch.zeros(room, dtype=torch.int64, device=logits.device)
     parts = torch.empty((num_rows, num_parts, 2), dtype=torch.int64, device=logits.device)
     strides = logits.stride(0), reals.stride(0), wholes.stride(0)
-    grid, given = (num_rows, num_parts), (reals, wholes)
-    for level in range(_TABLES.value + 1):
-        _count[grid](
-            *(logits, peaks, slots, *given, tables, notes, parts, num_ids, part_size, *strides, level),
+    for level in (0, 6, 1, 2, 3, 4, 5):
+        _count[(num_rows, num_parts)](
+            *(logits, peaks, slots, reals, wholes, tables, parts, num_ids, part_size, *strides, level),
             BLOCK=_BLOCK,
             num_warps=4,
         )
     _pick[(num_rows,)](
-        *(logits, peaks, slots, positions, *given, notes, parts, ids, num_ids, part_size, num_parts, *strides),
+        *(logits, peaks, slots, positions, reals, wholes, tables, parts, ids, num_ids, part_size, num_parts, *strides),
         PARTS=_MOST_PARTS,
         BLOCK=_BLOCK,
         num_warps=4,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from octavo import __version__
-from octavo.base.env import known_variables
+from octavo.base.env import known_variables, note_kernels
 from octavo.base.errors import ConfigError
 from octavo.cli import doctor
 from octavo.launch import survey_devices
@@ -35,6 +36,22 @@ def test_facts_choices_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(": " in reason for op, reason in report["kernels"].items() if op != "dtype")
     assert report["attention"]["chosen"].startswith("attention of heads of 128: ")
     assert report["problems"] == []
+
+
+def test_the_state_of_the_kernel_cache(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    assert _report(capsys)["caches"]["kernels"] == "0 compiled"
+    for name in ("A", "B"):
+        (tmp_path / "triton" / name).mkdir(parents=True)
+        (tmp_path / "triton" / name / "_norm.cubin").touch()
+    note_kernels(9, 12)
+    note_kernels(11, 12)
+    assert _report(capsys)["caches"]["kernels"] == "2 compiled; the last start found 11 of 12 that it wanted"
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "none"))
+    note_kernels(11, 12)
+    assert _report(capsys)["caches"]["kernels"] == "0 compiled"
 
 
 def test_a_model_and_the_dtype_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
