@@ -1,8 +1,8 @@
 """Steps recorded as graphs: a few sizes, each replayed for every step that it has room for.
 
 Decode steps have a graph by number of rows; mixed steps and small prefills one by numbers of tokens and rows. Greedy decode
-steps of powers of two are recorded at start, largest first, so that every such step finds one; other steps when they have
-come often, or when there is nothing else to do.
+steps of powers of two are recorded at start, largest first, so that every such step finds one, and drawn ones of fewer sizes;
+other steps when they have come often, or when there is nothing else to do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from octavo.worker.step import StepOutputs, StepProgram
 # Above, a step keeps the device busy for longer than the host takes to launch it.
 MOST_TOKENS = 2048
 _LEAST_TOKENS, _LEAST_ROWS = 16, 8
+# Rows of drawn decode steps that are recorded at start, beside the most: any such step finds room in one.
+_DRAWN_SIZES = (1, 8, 64)
 # So often a step comes before a running engine stops to record it.
 _OFTEN = 8
 
@@ -58,6 +60,8 @@ class StepGraphs:
         """Record what an engine starts with. The largest goes first: smaller ones then fit into its memory."""
         for size in reversed(first_sizes(self._most_rows)):
             self._record((self._decode(size), "greedy"))
+            if self._program.draw is not None and (size in _DRAWN_SIZES or size == self._most_rows):
+                self._record((self._decode(size), "drawn"))
 
     def record_all(self) -> None:
         """Record every greedy step that has a shape of its own; for who compiles kernels ahead, an engine waits for need."""
