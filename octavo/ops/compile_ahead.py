@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,8 @@ from octavo.device.host import host_cores
 
 _log = get_logger(__name__)
 
+# While one thread compiles, another engine of this process may launch, but not compile ahead.
+_ALONE = threading.Lock()
 # A kernel takes a second or less: more threads than kernels are of no use.
 _MOST_THREADS = 16
 
@@ -45,7 +48,7 @@ def _kind(value: Any) -> Any:
 
 
 def compile_ahead(work: Callable[[], None]) -> None:
-    """Do the work without launching any of Triton's kernels, and compile those that it would launch.
+    """Do the work without launching any of Triton's kernels from this thread, and compile those that it would launch.
 
     Nothing that they would write is written: the work may not depend on it. How many were found compiled is noted for
     `octavo doctor`.
@@ -58,26 +61,31 @@ def compile_ahead(work: Callable[[], None]) -> None:
         work()
         return
 
-    launch: Any = JITFunction.run
     compilation: Any = knobs.compilation
-    listener, began, hits = compilation.listener, time.perf_counter(), list[bool]()
+    began, hits, seen, owner = time.perf_counter(), list[bool](), set[Any](), threading.get_ident()
+    with _ALONE:
+        launch, listener = JITFunction.run, compilation.listener
 
-    seen = set[Any]()
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != owner:
+                return launch(self, *args, **kwargs)
+            kind = (
+                id(self),
+                *map(_kind, args),
+                *(item for item in kwargs.items() if item[0] not in ("grid", "warmup")),
+            )
+            # What Triton does before it knows that it has a kernel takes a while, and every layer launches the same.
+            if kind not in seen:
+                seen.add(kind)
+                launch(self, *args, **{**kwargs, "warmup": True})
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> None:
-        kind = (self, *map(_kind, args), *(item for item in kwargs.items() if item[0] not in ("grid", "warmup")))
-        # What Triton does before it knows that it has a kernel takes a while, and every layer launches the same.
-        if kind not in seen:
-            seen.add(kind)
-            launch(self, *args, **{**kwargs, "warmup": True})
-
-    JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
-    compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
-    try:
-        with _Compilers(min(host_cores(), _MOST_THREADS)) as compilers, AsyncCompileMode(compilers):
-            work()
-    finally:
-        JITFunction.run, compilation.listener = launch, listener
+        JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+        compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+        try:
+            with _Compilers(min(host_cores(), _MOST_THREADS)) as compilers, AsyncCompileMode(compilers):
+                work()
+        finally:
+            JITFunction.run, compilation.listener = launch, listener
     seconds = time.perf_counter() - began
     _log.info("kernels: %d of %d found compiled, the others compiled in %.1f s", sum(hits), len(hits), seconds)
     note_kernels(sum(hits), len(hits))

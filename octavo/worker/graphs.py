@@ -1,9 +1,10 @@
 """Steps recorded as graphs: a few sizes, each replayed for every step that it has room for.
 
 Decode steps have a graph by number of rows; mixed steps and small prefills one by numbers of tokens and rows. Greedy decode
-steps of powers of two are recorded at start, largest first, so that every such step finds one; other steps when they have
-come often, or when there is nothing else to do. A device that queues nothing computes while the host waits: it records a step
-the second time it comes, and decode steps only, as a row or a token too many costs it more than what a graph saves.
+steps of powers of two are recorded at start, largest first, so that every such step finds one, and drawn ones of fewer sizes;
+other steps when they have come often, or when there is nothing else to do. A device that queues nothing computes while the host
+waits: it records a step the second time it comes, and decode steps only, as a row or a token too many costs it more than what a
+graph saves.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from octavo.worker.step import StepOutputs, StepProgram
 # Above, a step keeps the device busy for longer than the host takes to launch it.
 MOST_TOKENS = 2048
 _LEAST_TOKENS, _LEAST_ROWS = 16, 8
+# Rows of drawn decode steps that are recorded at start, beside the most: any such step finds room in one.
+_DRAWN_SIZES = (1, 8, 64)
 # So often a step comes before a running engine stops to record it.
 _OFTEN, _OFTEN_UNQUEUED = 8, 2
 
@@ -63,6 +66,8 @@ class StepGraphs:
             return
         for size in reversed(first_sizes(self._most_rows)):
             self._record((self._decode(size), "greedy"))
+            if self._program.draw is not None and (size in _DRAWN_SIZES or size == self._most_rows):
+                self._record((self._decode(size), "drawn"))
 
     def record_all(self) -> None:
         """Record every greedy step that has a shape of its own; for who compiles kernels ahead, an engine waits for need."""

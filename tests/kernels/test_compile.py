@@ -6,10 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from triton.runtime.jit import JITFunction
 
+from octavo.ops.compile_ahead import compile_ahead
 from octavo.ops.registry import ops
 from tests.arch.sources import ROOT
 
@@ -75,6 +80,36 @@ def test_a_models_steps_are_compiled_ahead(tmp_path: Path) -> None:
     assert made >= {"_rope_write", "_norm", "_attend", "_activate", "_count", "_pick"}
     assert number <= 10, "a start compiles each of them"
     assert (cache / "kernels.txt").read_text() == f"0 of {number}"
+
+
+def test_one_thread_compiles_each_kind_once_while_others_launch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    launched: list[tuple[Any, bool]] = []
+    monkeypatch.setattr(
+        JITFunction, "run", lambda self, *args, grid, warmup, **kwargs: launched.append((args[1], warmup))
+    )
+    kernel, x = JITFunction(test_every_kernel_file_is_compiled), torch.zeros(64)
+
+    def work() -> None:
+        for number, tensor, block in (
+            (32, x, 8),
+            (48, x, 8),
+            (33, x, 8),
+            (32, x[1:], 8),
+            (32, x, 16),
+            (32, x.int(), 8),
+        ):
+            kernel[1,](tensor, number, BLOCK=block)
+        other = threading.Thread(target=lambda: kernel[1,](x, 7, BLOCK=8))
+        other.start()
+        other.join()
+
+    compile_ahead(work)
+    assert launched == [(32, True), (33, True), (32, True), (32, True), (32, True), (7, False)]
+    kernel[1,](x, 32, BLOCK=8)
+    assert launched[-1] == (32, False)
 
 
 def test_every_kernel_file_is_compiled() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from octavo.device.fake import FakeGraph, fake_device
 from octavo.engine.core import EngineCore
 from octavo.engine.schedule.limits import ScheduleLimits
 from octavo.engine.schedule.scheduler import Scheduler
+from octavo.ops.registry import bind
 from octavo.protocol.arrays import int32
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
@@ -26,7 +28,7 @@ from octavo.worker.batch import make_batch, shape_of, void_rows
 from octavo.worker.executors.inproc import InprocExecutor
 from octavo.worker.slots import Slots
 from octavo.worker.staging import Staging
-from tests.worker.toy import BLOCK, FlatToy, Loaded, geometry, toy_spec
+from tests.worker.toy import BLOCK, FlatToy, Loaded, flat_draw, geometry, toy_spec
 
 # Raise one only for what a step cannot do without. Python calls: those of 3.11; later versions make fewer.
 MOST_CALLS, MOST_OPERATIONS, MOST_TENSORS, MOST_RECORDED = 119, 4, 2, 55
@@ -51,17 +53,18 @@ class _Counted(TorchDispatchMode):
         return out
 
 
-def steady_core(monkeypatch: pytest.MonkeyPatch, num_rows: int) -> tuple[EngineCore, Any]:
+def steady_core(monkeypatch: pytest.MonkeyPatch, num_rows: int, temperature: float = 0.0) -> tuple[EngineCore, Any]:
     """Return an engine in the middle of decoding so many sequences, and its device."""
     device = fake_device(features=frozenset(("queue", "graphs")))
     monkeypatch.setattr("octavo.worker.runner.detect", lambda kind: device)
-    loaded = Loaded(model=FlatToy(), unrecordable=())
+    kernels = replace(bind(device.facts, "float64"), draw=flat_draw)
+    loaded = Loaded(model=FlatToy(), unrecordable=(), kernels=kernels)
     executor = InprocExecutor(toy_spec(max_num_seqs=num_rows, max_model_len=96), lambda checkpoint, **_: loaded)
     executor.load()
     executor.allocate(geometry(1), 80 * num_rows)
     limits = ScheduleLimits(max_num_seqs=num_rows, max_num_batched_tokens=64 * num_rows, max_model_len=96)
     core = EngineCore(Scheduler(geometry(1), 80 * num_rows, limits), executor)
-    params = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, top_p=0.9, max_tokens=80, ignore_eos=True)
     for key in range(num_rows):
         core.handle(Request(key=key, tokens=int32([1, 2, 3, key]), sampling=params, stop_ids=(), max_tokens=80, seed=0))
     while core.stats().generated_tokens < 40 * num_rows:
@@ -95,8 +98,9 @@ def counted_step(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> tuple[int
     return min(found, key=lambda one: (one[0], one[2]))
 
 
-def test_a_steady_step_costs_no_more_than_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, device = steady_core(monkeypatch, 4)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_steady_step_costs_no_more_than_it_did(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    core, device = steady_core(monkeypatch, 4, temperature)
     before = device.num_replays
     calls, operations, num_made = counted_step(core, monkeypatch)
     assert device.num_replays - before == BLOCK, "one replay a step"
