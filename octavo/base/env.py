@@ -8,6 +8,7 @@ from dataclasses import dataclass
 _KNOWN = {
     "OCTAVO_LOG_LEVEL": "log level of all processes: DEBUG, INFO, WARNING or ERROR",
     "OCTAVO_CACHE": "folder of what is computed once and kept, compiled kernels for example; unset is octavo in the user's cache",
+    "OCTAVO_CPU_LEVEL": "widest instruction set of kernels: scalar, avx2, avx512, vnni, bf16, amx; unset: the best",
     "OCTAVO_PLUGINS": "comma-separated names of the plugins to load; unset loads all",
     "OCTAVO_API_KEY": "key that `octavo serve` asks for and that commands send to a server",
     "HF_HOME": "root of the Hugging Face cache",
@@ -25,6 +26,7 @@ class Env:
 
     log_level: str
     cache: str
+    cpu_level: str | None
     plugins: tuple[str, ...] | None
     api_key: str | None
     hf_hub_cache: str
@@ -42,6 +44,7 @@ def read_env() -> Env:
     return Env(
         log_level=get("OCTAVO_LOG_LEVEL", "INFO").upper(),
         cache=get("OCTAVO_CACHE") or os.path.join(cache_home, "octavo"),
+        cpu_level=get("OCTAVO_CPU_LEVEL") or None,
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
         api_key=get("OCTAVO_API_KEY") or None,
         hf_hub_cache=get("HF_HUB_CACHE") or os.path.join(hf_home, "hub"),

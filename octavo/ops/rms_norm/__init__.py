@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.ops.candidate import Candidate, Op
+from octavo.ops.native import native_candidate
 
 
 class RmsNorm(Protocol):
@@ -32,6 +33,7 @@ RMS_NORM = Op(
     name="rms_norm",
     candidates=(
         Candidate(name="triton", path="octavo.ops.rms_norm.triton:rms_norm", kinds=("cuda",)),
+        native_candidate("rms_norm", "octavo.ops.rms_norm.cpu:rms_norm"),
         Candidate(name="torch", path="octavo.ops.rms_norm.reference:rms_norm"),
     ),
 )
@@ -39,6 +41,7 @@ ADD_RMS_NORM = Op(
     name="add_rms_norm",
     candidates=(
         Candidate(name="triton", path="octavo.ops.rms_norm.triton:add_rms_norm", kinds=("cuda",)),
+        native_candidate("rms_norm", "octavo.ops.rms_norm.cpu:add_rms_norm"),
         Candidate(name="torch", path="octavo.ops.rms_norm.reference:add_rms_norm"),
     ),
 )
