@@ -47,7 +47,7 @@ def build(output: Path = LIBRARY, target: str | None = None) -> Path:
     compiler = _compiler()
     units = list(_units(compiler, arch))
     missing = [unit for unit in units if not unit.target.exists()]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # noqa: TID251
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda unit: _compile(compiler, unit), missing))
     output.parent.mkdir(parents=True, exist_ok=True)
     fresh = output.with_suffix(".new")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.base.facts import Activation
 from octavo.ops.candidate import Candidate, Op
+from octavo.ops.native import native_candidate
 
 
 class ActivationOf(Protocol):
@@ -33,6 +34,7 @@ ACTIVATION = Op(
     name="activation",
     candidates=(
         Candidate(name="triton", path="octavo.ops.gated_activation.triton:activation", kinds=("cuda",)),
+        native_candidate("activation", "octavo.ops.gated_activation.cpu:activation"),
         Candidate(name="torch", path="octavo.ops.gated_activation.reference:activation"),
     ),
 )
@@ -40,6 +42,7 @@ GATED_ACTIVATION = Op(
     name="gated_activation",
     candidates=(
         Candidate(name="triton", path="octavo.ops.gated_activation.triton:gated_activation", kinds=("cuda",)),
+        native_candidate("activation", "octavo.ops.gated_activation.cpu:gated_activation"),
         Candidate(name="torch", path="octavo.ops.gated_activation.reference:gated_activation"),
     ),
 )

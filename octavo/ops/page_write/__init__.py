@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.ops.candidate import Candidate, Op
+from octavo.ops.native import native_candidate
 
 
 class PageWrite(Protocol):
@@ -40,6 +41,7 @@ PAGE_WRITE = Op(
     name="page_write",
     candidates=(
         Candidate(name="triton", path="octavo.ops.page_write.triton:page_write", kinds=("cuda",)),
+        native_candidate("plane_write", "octavo.ops.page_write.cpu:page_write"),
         Candidate(name="torch", path="octavo.ops.page_write.reference:page_write"),
     ),
 )
@@ -47,6 +49,7 @@ PLANE_WRITE = Op(
     name="plane_write",
     candidates=(
         Candidate(name="triton", path="octavo.ops.page_write.triton:plane_write", kinds=("cuda",)),
+        native_candidate("plane_write", "octavo.ops.page_write.cpu:plane_write"),
         Candidate(name="torch", path="octavo.ops.page_write.reference:plane_write"),
     ),
 )

@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.ops.candidate import Candidate, Op
+from octavo.ops.native import native_candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,6 +57,7 @@ PAGED_ATTENTION = Op(
     name="paged_attention",
     candidates=(
         Candidate(name="triton", path="octavo.ops.paged_attention.triton:paged_attention", kinds=("cuda",)),
+        native_candidate("paged_attention", "octavo.ops.paged_attention.cpu:paged_attention"),
         Candidate(name="torch", path="octavo.ops.paged_attention.reference:paged_attention", recordable=False),
     ),
 )
