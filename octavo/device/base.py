@@ -68,7 +68,7 @@ class Device(Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Record work that has run before. Nothing of it happens, and it may read no tensor on the host.
+        """Record work that has run before, which may read no tensor on the host. Where work is queued, nothing of it happens.
 
         What it allocates belongs to the graphs of this device together: outputs of one are good until another is replayed.
         """

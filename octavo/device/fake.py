@@ -7,31 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from octavo.base.facts import DeviceFacts
+from octavo.device.recording import NoReads, refuse_reads, tensors_of
 
 _FACTS = DeviceFacts(
     kind="fake", name="fake", arch="fake_1", num_cores=4, total_memory=8 * 2**30, dtypes=("float32", "bfloat16")
 )
-# What a GPU cannot do while it records, because the host would have to wait: reading values, and shapes that depend on them.
-_READS = frozenset(
-    (
-        *(Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.cpu, torch.from_numpy),
-        *(Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
-    )
-)
-_aten = torch.ops.aten
-_SHAPED_BY_VALUES = frozenset(
-    (
-        *(_aten._local_scalar_dense.default, _aten.nonzero.default, _aten.masked_select.default),
-        *(_aten._unique2.default, _aten.unique_consecutive.default, _aten.repeat_interleave.Tensor),
-    )
-)
-_INDEXED = frozenset((_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default))
 
 
 class FakeEvent:
@@ -50,19 +33,6 @@ class FakeEvent:
         self._device.num_done = max(self._device.num_done, self._number)
 
 
-class _NoReads(TorchFunctionMode):
-    """Refuses what no operation shows: reading a tensor's memory on the host, and making a tensor of the host's."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS:
-            raise _refused(func)
-        return func(*args, **(kwargs or {}))
-
-
-def _refused(func: Any) -> RuntimeError:
-    return RuntimeError(f"{func.__name__} is not permitted while work is recorded")
-
-
 class FakeGraph(TorchDispatchMode):
     """Operations on the very tensors that they were recorded with: what the host decided meanwhile stays decided."""
 
@@ -78,12 +48,10 @@ class FakeGraph(TorchDispatchMode):
         return len(self._steps)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        masks = func in _INDEXED and any(index is not None and index.dtype == torch.bool for index in args[1])
-        if masks or func in _SHAPED_BY_VALUES:
-            raise _refused(func)
+        refuse_reads(func, args)
         out = func(*args, **(kwargs or {}))
-        given = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
-        made = [tensor.untyped_storage().data_ptr() not in given for tensor in _tensors(out)]
+        given = {tensor.untyped_storage().data_ptr() for tensor in tensors_of((args, kwargs))}
+        made = [tensor.untyped_storage().data_ptr() not in given for tensor in tensors_of(out)]
         self._steps.append((func, args, kwargs or {}, out, made))
         return out
 
@@ -92,13 +60,9 @@ class FakeGraph(TorchDispatchMode):
         self._device.num_replays += 1
         for func, args, kwargs, out, made in self._steps:
             again = func(*args, **kwargs)
-            for old, new, is_own in zip(_tensors(out), _tensors(again), made, strict=True):
+            for old, new, is_own in zip(tensors_of(out), tensors_of(again), made, strict=True):
                 if is_own:
                     old.copy_(new)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,7 +111,7 @@ class FakeDevice:
     def capture(self, work: Callable[[], None]) -> FakeGraph:
         """Record the operations of `work`, which are done too; raises RuntimeError if it reads a tensor on the host."""
         graph = FakeGraph(self)
-        with _NoReads(), graph:
+        with NoReads(), graph:
             work()
         self.graphs.append(graph)
         return graph

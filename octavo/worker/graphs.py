@@ -2,7 +2,8 @@
 
 Decode steps have a graph by number of rows; mixed steps and small prefills one by numbers of tokens and rows. Greedy decode
 steps of powers of two are recorded at start, largest first, so that every such step finds one; other steps when they have
-come often, or when there is nothing else to do.
+come often, or when there is nothing else to do. A device that queues nothing computes while the host waits: it records a step
+the second time it comes, and decode steps only, as a row or a token too many costs it more than what a graph saves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from octavo.base.logging import get_logger
 from octavo.device.base import Device, Graph
+from octavo.device.recording import UnrecordableError
 from octavo.worker.batch import StepRows, StepShape
 from octavo.worker.sampling.rows import Ending
 from octavo.worker.step import StepOutputs, StepProgram
@@ -20,7 +22,7 @@ from octavo.worker.step import StepOutputs, StepProgram
 MOST_TOKENS = 2048
 _LEAST_TOKENS, _LEAST_ROWS = 16, 8
 # So often a step comes before a running engine stops to record it.
-_OFTEN = 8
+_OFTEN, _OFTEN_UNQUEUED = 8, 2
 
 _log = get_logger(__name__)
 
@@ -46,7 +48,8 @@ class StepGraphs:
         self._program = program
         self._most_rows = program.slots.void
         self._widths = tuple(table.shape[1] for table in program.slots.tables)
-        self._sizes = row_sizes(self._most_rows)
+        self._queues = "queue" in device.facts.features
+        self._sizes = row_sizes(self._most_rows, fine=not self._queues)
         self._recorded: dict[Wanted, Recorded] = {}
         self._missed = Counter[Wanted]()
         self._full = False
@@ -56,6 +59,8 @@ class StepGraphs:
 
     def record_first(self) -> None:
         """Record what an engine starts with. The largest goes first: smaller ones then fit into its memory."""
+        if not self._queues:
+            return
         for size in reversed(self._sizes):
             if size == self._most_rows or size & (size - 1) == 0:
                 self._record((self._decode(size), "greedy"))
@@ -89,7 +94,7 @@ class StepGraphs:
         best = fitting[0]
         if best not in self._recorded and not self._full:
             self._missed[best] += 1
-            if self._missed[best] >= _OFTEN:
+            if self._missed[best] >= (_OFTEN if self._queues else _OFTEN_UNQUEUED):
                 self._add(best)
         shape, _ = wanted = next((wanted for wanted in fitting if wanted in self._recorded), best)
         return shape, self._recorded.get(wanted)
@@ -99,6 +104,8 @@ class StepGraphs:
         num_rows = len(rows.slots)
         if rows.decodes:
             return [self._decode(size) for size in self._sizes if size >= num_rows]
+        if not self._queues:
+            return []
         most = next(size for size in _powers(_LEAST_ROWS, 4, self._most_rows) if size >= num_rows)
         # As many tokens as rows would be taken for one token a row.
         least = max(rows.num_tokens, most + 1)
@@ -124,12 +131,23 @@ class StepGraphs:
         # First without recording: kernels are compiled, and libraries make what they keep.
         self._program.run_void(*wanted)
         outputs = list[StepOutputs]()
-        graph = self._device.capture(lambda: outputs.append(self._program.run(*wanted)))
+        try:
+            graph = self._device.capture(lambda: outputs.append(self._program.run(*wanted)))
+        except UnrecordableError as error:
+            self._full = True
+            self._missed.clear()
+            _log.info("steps are not recorded: %s", error)
+            return
         self._recorded[wanted] = Recorded(graph=graph, outputs=outputs[0])
 
 
-def row_sizes(most: int) -> tuple[int, ...]:
-    """Return the numbers of rows for which decode steps are recorded: powers of two, half a power more, and the most."""
+def row_sizes(most: int, *, fine: bool = False) -> tuple[int, ...]:
+    """Return the numbers of rows for which decode steps are recorded: powers of two, half a power more, and the most.
+
+    fine: every number up to 16, then every eighth.
+    """
+    if fine:
+        return tuple(sorted({*range(1, min(most, 16) + 1), *range(24, most, 8), most}))
     sizes, size = {most}, 1
     while size < most:
         sizes.update(s for s in ((size, size * 3 // 2) if size >= 16 else (size,)) if s < most)

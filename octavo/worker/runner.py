@@ -103,7 +103,7 @@ class ModelRunner:
             total=facts.total_memory,
             others=others,
         )
-        graphs = () if facts.kind == "cpu" else (self._no_graphs or "decode steps are replayed as graphs",)
+        graphs = (self._no_graphs or "decode steps are replayed as graphs",)
         return WorkerReport(
             layers=loaded.layers,
             free_bytes=free_bytes,

@@ -20,6 +20,7 @@ class Staging:
     def __init__(self, device: Device, num_fixed: int) -> None:
         self.device = device
         self._queues = "queue" in device.facts.features
+        self._records = "graphs" in device.facts.features
         self.fixed = torch.zeros(num_fixed + _SPARE, dtype=torch.int64, device=device.torch_device)
 
     def send(self, fixed: np.ndarray, arrays: Sequence[np.ndarray] = ()) -> tuple[Tensor, list[Tensor]]:
@@ -31,7 +32,7 @@ class Staging:
         for array in (fixed, *arrays):
             flat[first : first + array.size] = array.reshape(-1)
             first += array.size
-        if not self._queues:
+        if not self._queues and not self._records:
             placed = host
         elif total <= len(self.fixed):
             placed = self.fixed[:total].copy_(host, non_blocking=True)
@@ -45,7 +46,8 @@ class Staging:
     def fetch(self, tensor: Tensor) -> Tensor:
         """Return a tensor's copy on the host, good once the device has come to the end of its queue."""
         if not self._queues:
-            return tensor
+            # A replay overwrites what the one before gave, perhaps before anybody reads this.
+            return tensor.clone() if self._records else tensor
         size = tensor.numel() * tensor.itemsize
         host = self.device.pinned(size).view(tensor.dtype).view(tensor.shape)
         return host.copy_(tensor, non_blocking=True)
