@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.base.facts import DeviceFacts
-from octavo.device.recording import NoReads, refuse_reads, tensors_of
+from octavo.device.recording import NoReads, UnrecordableError, refuse_reads, tensors_of
 
 _FACTS = DeviceFacts(
     kind="fake", name="fake", arch="fake_1", num_cores=4, total_memory=8 * 2**30, dtypes=("float32", "bfloat16")
@@ -111,8 +111,12 @@ class FakeDevice:
     def capture(self, work: Callable[[], None]) -> FakeGraph:
         """Record the operations of `work`, which are done too; raises RuntimeError if it reads a tensor on the host."""
         graph = FakeGraph(self)
-        with NoReads(), graph:
-            work()
+        try:
+            with NoReads(), graph:
+                work()
+        except UnrecordableError as error:
+            # A GPU's worker knows before which kernels it cannot record: it does not expect this.
+            raise RuntimeError(str(error)) from None
         self.graphs.append(graph)
         return graph
 

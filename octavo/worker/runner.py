@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -222,7 +223,8 @@ class ModelRunner:
             return lambda: StepResult(plan=plan.id)
         sampling = _sampling(rows, batch.targets, batch.lengths, index)
         if not self.mesh.ends:
-            self._unknown[plan.id] = sampling
+            # The next plans' numbers take the place of these.
+            self._unknown[plan.id] = replace(sampling, targets=sampling.targets.clone())
             return lambda: StepResult(plan=plan.id)
         return self._sample(plan, sampling, self.model.compute_logits(hidden[_picked(batch.last, rows, index)]))
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
-import torch
-
 from octavo.base.errors import EngineDeadError
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
@@ -17,6 +15,7 @@ from octavo.worker.loader.assemble import assemble
 from octavo.worker.results import Pending
 from octavo.worker.runner import Assemble, ModelRunner
 from octavo.worker.spec import WorkerSpec
+from octavo.worker.threads import take_threads
 
 
 class _Here(Executor):
@@ -97,8 +96,7 @@ class InprocExecutor:
             device.release()
 
     def _load(self) -> WorkerReport:
-        if self._spec.threads is not None:
-            torch.set_num_threads(self._spec.threads)
+        take_threads(self._spec)
         return self._live_runner().load()
 
     def _launch(self, plan: StepPlan) -> Pending:

@@ -11,7 +11,6 @@ import time
 from typing import assert_never
 
 import msgspec
-import torch
 
 from octavo.base.errors import OctavoError
 from octavo.engine.child import Parent
@@ -34,6 +33,7 @@ from octavo.worker.executors.orders import (
     order_codec,
 )
 from octavo.worker.runner import ModelRunner
+from octavo.worker.threads import take_threads
 
 PULSE_SECONDS = 0.5
 
@@ -61,8 +61,7 @@ class _Watch(threading.Thread):
 def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
     """Load, then follow orders; ends only by an error."""
     spec, rank, orders, answers = start.spec, start.rank, order_codec(), answer_codec()
-    threads = spec.threads or torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // spec.num_ranks))
+    take_threads(spec)
     mesh = watch.mesh = connect(
         rank, tensor=spec.tensor, pipeline=spec.pipeline, spread_experts=spec.spread_experts, folder=start.folder
     )
