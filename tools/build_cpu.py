@@ -24,8 +24,8 @@ from octavo.base.native import LEVELS, LIBRARY, SOURCES, sources_hash
 
 ROOT = Path(__file__).resolve().parent.parent
 # What GCC's own headers leave uninitialized on purpose, it warns of.
-_OPTIONS = "-std=c++17 -O3 -fPIC -fvisibility=hidden -fno-math-errno -pthread -Wall -Wextra -Werror -Wno-psabi"
-_OPTIONS += " -Wno-uninitialized -Wno-maybe-uninitialized"
+_WARNINGS = "-Wall -Wextra -Werror -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized"
+_OPTIONS = f"-std=c++17 -O3 -fPIC -fvisibility=hidden -fno-math-errno -pthread {_WARNINGS}"
 
 
 class BuildError(Exception):

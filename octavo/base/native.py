@@ -74,11 +74,12 @@ class NativeLibrary:
 
     def _find(self, name: str) -> Function | None:
         for level in reversed(self._order[: self._order.index(self.level) + 1]):
-            symbol = f"octavo_{name}_{level}"
-            if hasattr(self._library, symbol):
-                call = self._library[symbol]
-                call.argtypes, call.restype = [ctypes.c_char_p], None
-                return Function(call=call, address=ctypes.cast(call, ctypes.c_void_p).value or 0)
+            try:
+                call = self._library[f"octavo_{name}_{level}"]
+            except AttributeError:  # compiled for other levels only
+                continue
+            call.argtypes, call.restype = [ctypes.c_char_p], None
+            return Function(call=call, address=ctypes.cast(call, ctypes.c_void_p).value or 0)
         return None
 
 

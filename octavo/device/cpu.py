@@ -8,8 +8,9 @@ import torch
 
 from octavo.base.facts import DeviceFacts
 from octavo.base.native import library
+from octavo.device.base import Graph
 from octavo.device.host import host_arch, host_cores, host_memory
-from octavo.device.recording import Arena, HostGraph, NoReads, Recorder
+from octavo.device.recording import Arena, NoReads, Recorder
 
 
 class Done:
@@ -71,7 +72,7 @@ class CpuDevice:
         """Return an event that is done."""
         return Done()
 
-    def capture(self, work: Callable[[], None]) -> HostGraph:
+    def capture(self, work: Callable[[], None]) -> Graph:
         """Record work, which is done too. Raises UnrecordableError where it reads a tensor's values."""
         found = library()
         recorder = Recorder(self._arena, None if isinstance(found, str) else found)

@@ -53,6 +53,11 @@ class NativeOp:
         function.call(arguments)
 
 
+def packed(x: Tensor) -> Tensor:
+    """Return x with the elements of its last dimension side by side; a copy only where they are not."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def native_candidate(op: str, path: str, *names: str, check: Callable[[str], str | None] | None = None) -> Candidate:
     """Return the candidate of an op for processors. path: module:function. names: of the library's functions that it calls."""
 

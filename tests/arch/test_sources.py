@@ -14,6 +14,7 @@ DYNAMIC_ACCESS = {
     "octavo/config/engine.py",
     "octavo/config/fields.py",
     "octavo/config/flags.py",
+    "octavo/device/recording.py",
     "octavo/frontend/server/routes/chat.py",
     "octavo/frontend/server/routes/openai_schema.py",
     "octavo/frontend/server/routes/responses_schema.py",

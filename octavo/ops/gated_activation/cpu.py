@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.facts import Activation
-from octavo.ops.native import DTYPES, NativeOp
+from octavo.ops.native import DTYPES, NativeOp, packed
 
 _ACTIVATION = NativeOp("activation", "ppp qqqqqq")
 _NUMBERS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -23,9 +23,9 @@ def gated_activation(gate: Tensor, up: Tensor, activation: Activation) -> Tensor
 
 
 def _activated(gate: Tensor, up: Tensor | None, activation: Activation) -> Tensor:
-    assert gate.dim() == 2 and gate.stride(1) == 1
-    assert up is None or (up.stride(1) == 1 and up.dtype == gate.dtype)
     out = torch.empty(gate.shape, dtype=gate.dtype)
+    gate, up = packed(gate.flatten(1)), None if up is None else packed(up.flatten(1))
+    assert up is None or up.dtype == gate.dtype
     strides = gate.stride(0), 0 if up is None else up.stride(0)
     _ACTIVATION(gate, up, out, DTYPES[gate.dtype], _NUMBERS[activation], *gate.shape, *strides)
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo.ops.native import NativeOp
+from octavo.ops.native import NativeOp, packed
 
 _PLANE_WRITE = NativeOp("plane_write", "pppp qqq qqqqq qq")
 
@@ -19,7 +19,8 @@ def page_write(
 
 def plane_write(x: Tensor, plane: Tensor, pages: Tensor, offsets: Tensor) -> None:
     """See `PlaneWrite`."""
-    assert x.stride(2) == plane.stride(3) == 1 and x.dtype == plane.dtype
+    x = packed(x)
+    assert plane.stride(3) == 1 and x.dtype == plane.dtype
     size = x.itemsize
     strides = (
         size * stride for stride in (x.stride(0), x.stride(1), plane.stride(0), plane.stride(1), plane.stride(2))

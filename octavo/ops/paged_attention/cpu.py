@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.ops.native import DTYPES, NativeOp
+from octavo.ops.native import DTYPES, NativeOp, packed
 from octavo.ops.paged_attention import Scoring
 
 _PAGED_ATTENTION = NativeOp("paged_attention", "ppp ppp ppp qqqqqqqqq qqqqqqqqqq q dd")
@@ -23,8 +23,8 @@ def paged_attention(
     scoring: Scoring,
 ) -> Tensor:
     """See `PagedAttention`; here values may have another size than keys."""
-    _, num_kv_heads, block, dim = key_pages.shape
-    assert all(tensor.stride(-1) == 1 and tensor.dtype == q.dtype for tensor in (q, key_pages, value_pages))
+    q, (_, num_kv_heads, block, dim) = packed(q), key_pages.shape
+    assert all(pages.stride(3) == 1 and pages.dtype == q.dtype for pages in (key_pages, value_pages))
     assert query_starts.is_contiguous() and lengths.is_contiguous() and dim <= _MOST_DIM
     out = torch.empty((*q.shape[:2], value_pages.shape[3]), dtype=q.dtype)
     sinks = scoring.sinks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo.ops.native import DTYPES, NativeOp
+from octavo.ops.native import DTYPES, NativeOp, packed
 from octavo.ops.rope_write import HeadNorms, Rotation
 
 _ROPE_WRITE = NativeOp("rope_write", "ppp pp pp pp pp qqqqqqqq qqqqqqqq qqqqqq d")
@@ -23,9 +23,9 @@ def rope_write(
     offsets: Tensor,
 ) -> Tensor:
     """See `RopeWrite`; q is overwritten, k is not."""
-    keys, values = planes
-    assert all(tensor.stride(-1) == 1 and tensor.dtype == q.dtype for tensor in (q, k, v, keys, values))
-    assert q.shape[2] <= _MOST_DIM
+    q, k, v, (keys, values) = packed(q), packed(k), packed(v), planes
+    assert all(tensor.dtype == q.dtype for tensor in (k, v, keys, values)) and q.shape[2] <= _MOST_DIM
+    assert keys.stride(3) == values.stride(3) == 1
     weights = (None, None) if norms is None else (norms.q, norms.k)
     positions, table = rotation.positions, rotation.table
     assert positions.is_contiguous() and table.is_contiguous()
