@@ -21,6 +21,7 @@ from octavo.ops import (
     grouped_experts,
     latent_attention,
     layer_norm,
+    likeliest,
     logits,
     page_copy,
     page_write,
@@ -50,6 +51,7 @@ _OPS = (
     row_attention.ROW_ATTENTION,
     cross_attention.CROSS_ATTENTION,
     logits.LOGITS,
+    likeliest.LIKELIEST,
     draw.DRAW,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
@@ -81,6 +83,7 @@ class Kernels:
     row_attention: row_attention.RowAttention
     cross_attention: cross_attention.CrossAttention
     logits: logits.Logits
+    likeliest: likeliest.Likeliest
     draw: draw.Draw
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule
