@@ -22,7 +22,9 @@ class BuildKernels(build_py):
         try:
             build()
         except BuildError as error:
-            LIBRARY.unlink(missing_ok=True)
+            # Nor one that was made before, of other sources.
+            for folder in (LIBRARY.parents[3], Path(self.build_lib)):
+                (folder / LIBRARY.relative_to(LIBRARY.parents[3])).unlink(missing_ok=True)
             self.warn(f"the processor's kernels are left out: {error}")
         super().run()
 

@@ -140,7 +140,14 @@ def steps(checkpoint: Checkpoint, device: Absent, dtype: str, max_num_seqs: int,
     pool = PagePool(solve(loaded.layers), 1000, device, loaded.kernels.page_copy)
     slots = Slots(max_num_seqs, max_model_len, checkpoint.facts.vocab_size, pool)
     staging = Staging(device, 4 * (max_num_seqs + 1))
-    program = StepProgram(model=loaded.model, slots=slots, pool=pool, staging=staging, draw=loaded.kernels.draw)
+    program = StepProgram(
+        model=loaded.model,
+        slots=slots,
+        pool=pool,
+        staging=staging,
+        likeliest=loaded.kernels.likeliest,
+        draw=loaded.kernels.draw,
+    )
     graphs = StepGraphs(device, program)
     graphs.record_first()
     graphs.record_all()

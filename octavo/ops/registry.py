@@ -21,6 +21,7 @@ from octavo.ops import (
     grouped_experts,
     latent_attention,
     layer_norm,
+    likeliest,
     logits,
     packed_product,
     page_copy,
@@ -52,6 +53,7 @@ _OPS = (
     row_attention.ROW_ATTENTION,
     cross_attention.CROSS_ATTENTION,
     logits.LOGITS,
+    likeliest.LIKELIEST,
     draw.DRAW,
     packed_product.PACKED_PRODUCT,
     causal_conv.CAUSAL_CONV,
@@ -85,6 +87,7 @@ class Kernels:
     row_attention: row_attention.RowAttention
     cross_attention: cross_attention.CrossAttention
     logits: logits.Logits
+    likeliest: likeliest.Likeliest
     draw: draw.Draw
     packed_product: packed_product.PackedProduct
     causal_conv: causal_conv.CausalConv

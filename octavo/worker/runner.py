@@ -129,6 +129,7 @@ class ModelRunner:
                 slots=self.slots,
                 pool=self.pool,
                 staging=self._staging,
+                likeliest=self._kernels.likeliest,
                 draw=None if draw in self._kernels.unrecordable.values() else draw,
             )
             self._graphs = StepGraphs(self.device, program, self._others.get("graphs", 0))

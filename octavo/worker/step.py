@@ -12,10 +12,10 @@ from torch import Tensor
 
 from octavo.nn.decoder import CausalLM
 from octavo.ops.draw import Draw
+from octavo.ops.likeliest import Likeliest
 from octavo.worker.batch import StepShape, make_batch, void_rows
 from octavo.worker.pages import PagePool
 from octavo.worker.sampling.rows import Ending
-from octavo.worker.sampling.sampler import greedy
 from octavo.worker.slots import Slots
 from octavo.worker.staging import Staging
 
@@ -44,6 +44,7 @@ class StepProgram:
     slots: Slots
     pool: PagePool
     staging: Staging
+    likeliest: Likeliest
     draw: Draw | None
 
     @torch.inference_mode()
@@ -55,8 +56,7 @@ class StepProgram:
         if ending == "logits":
             return StepOutputs(targets=batch.targets, lengths=batch.lengths, logits=logits)
         if ending == "greedy":
-            found = greedy(logits)
-            ids, ok = found.ids, found.ok
+            ids, ok = self.likeliest(logits)
         else:
             assert self.draw is not None
             kept = self.slots.sampling

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import platform
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from unittest import mock
@@ -15,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from octavo.base.native import LEVELS, library
 from octavo.device.fake import fake_device
 from octavo.device.registry import detect
 from octavo.ops.registry import bind, ops
@@ -26,6 +29,8 @@ TOLERANCE = {"float32": 1e-5 if torch.cuda.is_available() else 2e-6, "bfloat16":
 _EMPTY = torch.empty
 # A candidate on a GPU is called "NAME on cuda".
 _ON_CUDA = " on cuda"
+# Kernels in C++ are called "NAME at LEVEL" where a narrower instruction set than this machine's is taken.
+_AT = " at "
 _CUDA = fake_device(kind="cuda", arch="sm_90").facts
 
 
@@ -55,11 +60,24 @@ def _runs(op: str) -> Iterator[tuple[str, str, bool]]:
     here = detect("cpu").facts
     for candidate in ops()[op].candidates:
         name = candidate.name
-        if candidate.refusal(here, "float32") is None:
+        if name == "cpu" and not isinstance(library(), str):
+            yield from ((name, dtype, False) for dtype in TOLERANCE)
+            yield from (
+                (name + _AT + level, dtype, False) for level in _narrower() for dtype in ("float32", "bfloat16")
+            )
+        elif candidate.refusal(here, "float32") is None:
             yield from ((name, dtype, False) for dtype in ("float32", "bfloat16"))
         elif name == "triton" and not torch.cuda.is_available():  # noqa: TID251
             yield from ((name, dtype, True) for dtype in ("float32", "float16"))
         yield from ((name + _ON_CUDA, dtype, False) for dtype in TOLERANCE if candidate.refusal(_CUDA, dtype) is None)
+
+
+def _narrower() -> list[str]:
+    """Return the instruction sets that this machine has beside its widest, and that have vectors of their own."""
+    found = library()
+    assert not isinstance(found, str)
+    levels = list(LEVELS[platform.machine()])
+    return [level for level in levels[: levels.index(found.level)] if level in ("scalar", "avx2")]
 
 
 def kernel(op: str, candidate: str, dtype: str) -> Callable[..., Any]:
@@ -69,12 +87,15 @@ def kernel(op: str, candidate: str, dtype: str) -> Callable[..., Any]:
     """
     on_cuda = candidate.endswith(_ON_CUDA)
     facts = _CUDA if on_cuda or candidate == "triton" else detect("cpu").facts
-    bound = getattr(bind(facts, dtype, {op: candidate.removesuffix(_ON_CUDA)}), op)
+    candidate, _, level = candidate.removesuffix(_ON_CUDA).partition(_AT)
+    bound = getattr(bind(facts, dtype, {op: candidate}), op)
+    narrowed = mock.patch.object(library(), "level", level) if level else nullcontext()
 
     @functools.wraps(bound)
     def run(*args: Any, **kwargs: Any) -> Any:
         # The interpreter computes with numpy, which warns where exp overflows.
-        with poisoned(), np.errstate(over="ignore", divide="ignore"):
+        overflows = np.errstate(over="ignore", divide="ignore")
+        with poisoned(), narrowed, overflows:
             if not on_cuda:
                 return bound(*args, **kwargs)
             there = _Copies()
@@ -94,6 +115,8 @@ def poisoned() -> Iterator[None]:
 
 def _poisoned(*args: Any, **kwargs: Any) -> Tensor:
     found = _EMPTY(*args, **kwargs)
+    if found.dtype == torch.bool:
+        return found.fill_(True)
     return found.fill_(NAN if found.is_floating_point() else torch.iinfo(found.dtype).max)
 
 

@@ -194,3 +194,21 @@ def test_page_copy(name: str, count: int) -> None:
     kernel("page_copy", name, "float32")(pool, sources, targets)
     before[targets] = before[sources]
     assert torch.equal(pool, before)
+
+
+@pytest.mark.parametrize("name", candidates("likeliest"))
+@pytest.mark.parametrize("size", [1, 7, 64, 131, 5000])
+def test_likeliest(name: str, size: int) -> None:
+    wide = _random(9, 2 * size, dtype="float32")
+    logits = wide[:, :size]
+    logits[1, size // 2] = NAN
+    logits[2, size // 3] = float("inf")
+    logits[3] = float("-inf")
+    logits[4, size // 2 :] = 9.0
+    logits[5, : size - 1] = float("-inf")
+    ids, ok = kernel("likeliest", name, "float32")(logits)
+    assert ids.dtype == torch.int64
+    assert ok.tolist() == [True, False, False, False, True, True, True, True, True]
+    assert ids[4:6].tolist() == [size // 2, size - 1]
+    assert ids[6:].tolist() == logits[6:].argmax(1).tolist()
+    assert 0 <= int(ids.min()) <= int(ids.max()) < size

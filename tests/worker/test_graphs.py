@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.base.errors import ConfigError
+from octavo.device.cpu import CpuDevice
 from octavo.device.fake import fake_device
 from octavo.ops.registry import bind
 from octavo.worker.graphs import row_sizes
@@ -77,6 +78,26 @@ def test_every_decode_step_is_one_replay(monkeypatch, rows):
     assert got == [FlatToy().greedy(prompt, 13) for prompt in PROMPTS[:rows]]
     assert device.num_replays - before == 12
     assert len(runner.model.num_tokens) == num_passes
+
+
+def test_a_host_records_a_decode_step_when_it_comes_again_and_results_are_read_late(monkeypatch):
+    monkeypatch.setattr("octavo.worker.runner.detect", lambda kind: CpuDevice())
+    runner = ModelRunner(toy_spec(), lambda checkpoint, **_: Loaded(model=FlatToy(), unrecordable=()))
+    assert "decode steps are replayed as graphs" in runner.load().decisions
+    runner.allocate(geometry(1), NUM_PAGES)
+    host = Host(geometry(1), NUM_PAGES)
+    got = [[start(runner, host, slot, prompt)] for slot, prompt in enumerate(PROMPTS[:3])]
+    pending, passes = [], list[int]()
+    for step in range(8):
+        before = len(runner.model.num_tokens)
+        pending.append(follow(runner, host, {slot: len(PROMPTS[slot]) + step + 1 for slot in range(3)}))
+        passes.append(len(runner.model.num_tokens) - before)
+    for one in pending:
+        for out, token in zip(got, one.result().ids.tolist(), strict=True):
+            out.append(token)
+    assert got == [FlatToy().greedy(prompt, 9) for prompt in PROMPTS[:3]]
+    # Once as it is, then twice to record it, then never again.
+    assert passes == [1, 2, 0, 0, 0, 0, 0, 0]
 
 
 def test_results_are_read_late(monkeypatch):

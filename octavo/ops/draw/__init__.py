@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.ops.candidate import Candidate, Op
+from octavo.ops.native import native_candidate
 
 # Columns of the parameters: float64 `reals`, and int64 `wholes`, which may have more.
 TEMPERATURE, TOP_P, MIN_P = range(3)
@@ -38,6 +39,7 @@ DRAW = Op(
     name="draw",
     candidates=(
         Candidate(name="triton", path="octavo.ops.draw.triton:draw", kinds=("cuda",)),
+        native_candidate("draw", "octavo.ops.draw.cpu:draw"),
         Candidate(name="torch", path="octavo.ops.draw.reference:draw", recordable=False),
     ),
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo.ops.draw import Draw
+from octavo.ops.likeliest.reference import likeliest
 from octavo.worker.sampling.adjust import adjust
 from octavo.worker.sampling.rows import SamplingBatch, SamplingRows
 
@@ -25,8 +26,8 @@ class Sampled:
 
 def greedy(logits: Tensor) -> Sampled:
     """Choose every row's likeliest token. logits: float32 [S, V]."""
-    peaks, ids = logits.max(dim=1)
-    return Sampled(ids=ids, ok=peaks.isfinite(), logits=logits)
+    ids, ok = likeliest(logits)
+    return Sampled(ids=ids, ok=ok, logits=logits)
 
 
 def sample(logits: Tensor, rows: SamplingRows, batch: SamplingBatch, draw: Draw) -> Sampled:
