@@ -26,6 +26,7 @@ from octavo.checkpoint.open import open_checkpoint
 from octavo.checkpoint.record import Checkpoint
 from octavo.config.model import ModelConfig
 from octavo.device.cpu import CpuDevice
+from octavo.device.host import host_cores
 from octavo.engine.kvcache.geometry import solve
 from octavo.models.registry import load_model
 from octavo.nn.assembly import Binding
@@ -109,7 +110,7 @@ def assemble(checkpoint: Checkpoint, dtype: str, device: Absent, max_model_len: 
         model_class = load_model(checkpoint.facts.architecture)
         model = model_class(settle_extras(checkpoint.facts, model_class.config_keys))
     torch_dtype = getattr(torch, dtype)
-    assign_formats(model, lambda path: DenseFormat(dtype=torch_dtype))
+    assign_formats(model, lambda _path, _num_ins: DenseFormat(dtype=torch_dtype))
     place(model, Mesh(), torch_dtype)
     kernels = bind(device.facts, dtype, {"logits": "torch"})
     binding = Binding(
@@ -174,7 +175,8 @@ def main() -> None:
         longest = given.max_model_len or checkpoint.facts.max_position
         with torch.inference_mode():
             compile_ahead(
-                functools.partial(steps, checkpoint, Absent(given.arch), given.dtype, given.max_num_seqs, longest)
+                functools.partial(steps, checkpoint, Absent(given.arch), given.dtype, given.max_num_seqs, longest),
+                host_cores(),
             )
         print(
             f"{model}: {len(list(folder.rglob('*.cubin'))) - before} kernels in {time.perf_counter() - began:.1f} s",
