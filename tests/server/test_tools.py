@@ -170,6 +170,7 @@ def test_a_call_that_must_be_is_begun_for_the_model(config: ServeConfig) -> None
         (THINKS, "<|im_start|>assistant\n<think>\n\n</think>\n\n", '<tool_call>\n{"name": "'),
         ("<|channel|><|message|>", "<|start|>assistant", "<|channel|>commentary to=functions."),
         ("[TOOL_CALLS]", "[/INST]", "[TOOL_CALLS]"),
+        ("<|start_header_id|>ipython", "x", '{"name": "'),
         ("<tool_call><function=", "x", "<tool_call>\n<function="),
     ],
 )
@@ -231,6 +232,7 @@ def test_templates_without_tools_get_them_as_text(config: ServeConfig) -> None:
         {"role": "assistant", "content": "I look.", "tool_calls": [call, call]},
         {"role": "tool", "tool_call_id": "c1", "content": "18 C"},
         {"role": "tool", "tool_call_id": "c1", "content": "19 C"},
+        {"role": "user", "content": "So?"},
     ]
     assert _calls(_ask(service, config, messages=turns)["choices"][0]) == [("weather", ARGUMENTS)]
     messages, options = service.conversations[0]
@@ -240,7 +242,7 @@ def test_templates_without_tools_get_them_as_text(config: ServeConfig) -> None:
     assert json.dumps({"name": "weather", "description": "of a city", "parameters": WEATHER}) in system["content"]
     written = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
     assert asked == {"role": "assistant", "content": f"I look.\n{written}\n{written}"}
-    response = "<tool_response>\n18 C\n</tool_response>\n<tool_response>\n19 C\n</tool_response>"
+    response = "<tool_response>\n18 C\n</tool_response>\n<tool_response>\n19 C\n</tool_response>\nSo?"
     assert result == {"role": "user", "content": response}
     run(_post(service, config, tools=None))
     assert service.conversations[-1][0] == [{"role": "user", "content": "Hi"}]

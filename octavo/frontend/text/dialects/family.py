@@ -49,3 +49,8 @@ class Calls(Side, frozen=True, kw_only=True, tag_field="form"):
 
     bare: str = ""
     ids: Literal["call", "nine", "own"] = "call"
+
+    @property
+    def start(self) -> str:
+        """How models begin: with a marker, unless they need none."""
+        return "" if self.bare else self.begin[0]

@@ -25,7 +25,7 @@ class JsonCalls(Calls, frozen=True, kw_only=True, tag="json"):
 
     def opening(self, name: str) -> str:
         """Return how a call begins."""
-        start = "".join(self.begin[:1]) + self.lead + ("[" if self.listed else "") + '{"name": "'
+        start = self.start + self.lead + ("[" if self.listed else "") + '{"name": "'
         return f'{start}{name}", "{self.arguments}": ' if name else start
 
     def read(self, reader: Reader, schemas: Schemas, *, marked: bool) -> Steps[bool]:

@@ -21,7 +21,7 @@ class PythonCalls(Calls, frozen=True, kw_only=True, tag="python"):
 
     def opening(self, name: str) -> str:
         """Return how a call begins."""
-        return "".join(self.begin[:1]) + "[" + (f"{name}(" if name else "")
+        return self.start + "[" + (f"{name}(" if name else "")
 
     def read(self, reader: Reader, schemas: Schemas, *, marked: bool) -> Steps[bool]:
         """Read calls as long as there are."""

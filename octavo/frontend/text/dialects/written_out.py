@@ -17,6 +17,7 @@ To call one, write nothing but a JSON object with its name and arguments between
 {{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
 </tool_call>
 The results come between <tool_response> and </tool_response>. Without need for a function, just answer."""
+_END = "</tool_response>"
 
 
 def written_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -25,11 +26,9 @@ def written_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[s
     for message in checked_messages(messages):
         role, content, calls = message["role"], message["content"], message.pop("tool_calls", None) or ()
         if role == "tool":
-            result = f"<tool_response>\n{content}\n</tool_response>"
-            if found and found[-1]["role"] == "user" and found[-1]["content"].endswith("</tool_response>"):
-                found[-1]["content"] += "\n" + result
-            else:
-                found.append({"role": "user", "content": result})
+            message, role, content = {"role": "user"}, "user", f"<tool_response>\n{content}\n{_END}"
+        if role == "user" and found and found[-1]["role"] == "user" and found[-1]["content"].endswith(_END):
+            found[-1]["content"] += "\n" + content  # Templates want turns that alternate.
             continue
         lines = [f"<tool_call>\n{_json(call['function'], 'name', 'arguments')}\n</tool_call>" for call in calls]
         found.append({**message, "content": "\n".join(filter(None, (content, *lines)))})

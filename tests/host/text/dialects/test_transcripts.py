@@ -43,7 +43,7 @@ def test_no_family_is_without_a_transcript() -> None:
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_any_cuts_of_any_mixture(data: st.DataObject) -> None:
-    """Whatever is written, even by a model that has lost its way, the cuts change nothing and no character is lost."""
+    """Whatever is written, even by a model that has lost its way, the cuts change nothing."""
     calls, reasoning, text, _ = data.draw(st.sampled_from(TRANSCRIPTS))
     others = data.draw(st.sampled_from(TRANSCRIPTS))[2]
     first, second = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(others)))
