@@ -12,6 +12,7 @@ import pytest
 from octavo.config.serve import ServeConfig
 from tests.server.fake_service import FakeService, answer_text
 from tests.server.harness import loopback, run
+from tests.server.speaker import Speaker
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
@@ -99,5 +100,32 @@ def test_a_stream_that_is_closed_aborts(service: FakeService, config: ServeConfi
             await asyncio.sleep(0.005)
         assert not service.open
         assert len(service.aborted) == 1
+
+    _with_client(service, config, work)
+
+
+def test_calls_and_thoughts(config: ServeConfig) -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
+    service = Speaker(f"<think>Hm.</think>I look.{call}{call}", template="<tool_call><think>")
+    weather: Any = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": weather}}]
+
+    async def work(api: openai.AsyncOpenAI) -> None:
+        whole = (await api.chat.completions.create(model="tiny", messages=MESSAGES, tools=tools)).choices[0]
+        async with api.chat.completions.stream(model="tiny", messages=MESSAGES, tools=tools) as stream:
+            kinds = [event.type async for event in stream]
+            streamed = (await stream.get_final_completion()).choices[0]
+        assert kinds.count("tool_calls.function.arguments.done") == 2
+        for choice in (whole, streamed):
+            assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I look.")
+            assert choice.message.model_extra is not None
+            assert choice.message.model_extra["reasoning_content"] == "Hm."
+            assert choice.message.tool_calls is not None
+            functions = [one.function for one in choice.message.tool_calls if one.type == "function"]
+            assert [(one.name, one.arguments) for one in functions] == [("weather", '{"city": "Köln"}')] * 2
+            assert len({one.id for one in choice.message.tool_calls}) == 2
+        answered: Any = [*MESSAGES, whole.message, {"role": "tool", "tool_call_id": "x", "content": "18 C"}]
+        await api.chat.completions.create(model="tiny", messages=answered, tools=tools)
+        assert service.conversations[-1][0][1]["tool_calls"][1]["function"]["name"] == "weather"
 
     _with_client(service, config, work)

@@ -120,3 +120,13 @@ def test_work_does_not_grow_with_the_text(request: pytest.FixtureRequest, monkey
         detokenizer.push([i % tokenizer.vocab_size])
     detokenizer.flush()
     assert 5000 - 100 <= looked_at <= 5000 * 8
+
+
+@pytest.mark.parametrize("kind", [ByteDetokenizer, WindowDetokenizer])
+def test_special_tokens_that_are_shown(smollm: Tokenizer, kind: type[ByteDetokenizer | WindowDetokenizer]):
+    start, end = (smollm.token_id(text) for text in ("<|im_start|>", "<|im_end|>"))
+    assert start is not None
+    assert end is not None
+    hello = smollm.encode("Hi", add_special_tokens=False)
+    detokenizer = kind(smollm, skip_special_tokens=True, shown={start})
+    assert detokenizer.push([start, *hello, end, *hello]) + detokenizer.flush() == "<|im_start|>HiHi"

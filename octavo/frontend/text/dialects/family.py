@@ -10,6 +10,8 @@ import msgspec
 Schemas = Mapping[str, Mapping[str, Any]]
 HARMONY_MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 
+_NO_MARKERS = ("names", "template", "ids", "arguments")
+
 
 class Side(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What thoughts and calls have in common. names: in options, vLLM's too. template: texts that its chat templates have.
@@ -26,7 +28,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def texts(self) -> str:
         """All markers, those within calls too, each on a line of its own."""
-        values: list[Any] = list(msgspec.structs.asdict(self).values())
+        values: list[Any] = [value for name, value in msgspec.structs.asdict(self).items() if name not in _NO_MARKERS]
         return "\n".join(text for value in values for text in (value if isinstance(value, tuple) else (str(value),)))
 
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.frontend.text.dialects.events import Event
+from octavo.frontend.text.dialects.events import (
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallArguments,
+    ToolCallBegin,
+    ToolCallEnd,
+)
 from octavo.frontend.text.dialects.families import families
 from tests.host.text.dialects.transcripts import TRANSCRIPTS, dialect_of, events_of
 
@@ -55,3 +62,25 @@ def test_any_cuts_of_any_mixture(data: st.DataObject) -> None:
     pieces = [mixed[a:b] for a, b in zip([0, *cuts], [*cuts, len(mixed)], strict=True)]
     assert events_of(dialect, pieces, thinking=thinking) == whole
     assert events_of(dialect, list(mixed), thinking=thinking) == whole
+    assert_in_order(whole)
+
+
+def assert_in_order(events: list[Event]) -> None:
+    """Calls begin, go on and end one after the other, counted from 0; nothing is empty."""
+    open_call, number = None, 0
+    for event in events:
+        match event:
+            case TextDelta(text=text) | ReasoningDelta(text=text):
+                assert text
+                assert open_call is None
+            case ToolCallBegin(index=index, name=name):
+                assert open_call is None
+                assert (index, bool(name)) == (number, True)
+                open_call, number = index, number + 1
+            case ToolCallArguments(index=index, fragment=fragment):
+                assert fragment
+                assert index == open_call
+            case ToolCallEnd(index=index):
+                assert index == open_call
+                open_call = None
+    assert open_call is None
