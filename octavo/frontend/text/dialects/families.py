@@ -17,6 +17,7 @@ from octavo.base.errors import ConfigError, PluginError
 from octavo.base.naming import unknown_name
 from octavo.base.plugins import extend
 from octavo.base.registry import Registry
+from octavo.frontend.text.dialects.bare_calls import BareCalls
 from octavo.frontend.text.dialects.family import HARMONY_MARKERS, Reasoning, Side
 from octavo.frontend.text.dialects.json_calls import JsonCalls, NamedCalls
 from octavo.frontend.text.dialects.python_calls import PythonCalls
@@ -28,7 +29,7 @@ _FOLDER: Final = Path(__file__).with_name("families")
 class Dialect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Both sides of a model's dialect. harmony: the form of whole turns, in which both sides are given."""
 
-    calls: JsonCalls | NamedCalls | TaggedCalls | PythonCalls | None = None
+    calls: JsonCalls | NamedCalls | TaggedCalls | PythonCalls | BareCalls | None = None
     reasoning: Reasoning | None = None
     harmony: Side | None = None
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Generator
 from typing import Final, NamedTuple, TypeVar
 
@@ -181,25 +182,23 @@ class Reader:
 
     def solid(self) -> Steps[str]:
         """Read white space; return the character behind it, unread, "" at the text's end."""
-        while True:
-            found = _SPACE.match(self.text, self.at)
-            self.at = found.end() if found else self.at
-            if self.at < len(self.text) or self.ended:
-                return self.text[self.at : self.at + 1]
-            yield
+        yield from self.run(_SPACE)
+        return self.text[self.at : self.at + 1]
 
     def word(self) -> Steps[str]:
         """Read and return a name; "" if there is none, or one that is too long to be one."""
-        word = ""
+        word = yield from self.run(_WORD, _MAX_NAME + 1)
+        return word if len(word) <= _MAX_NAME else ""
+
+    def run(self, pattern: re.Pattern[str], most: int = sys.maxsize) -> Steps[str]:
+        """Read and return all that fits a pattern of characters, up to so many."""
+        found = ""
         while True:
-            found = _WORD.match(self.text, self.at, self.at + _MAX_NAME + 1 - len(word))
-            if found:
-                word += found[0]
-                self.at = found.end()
-            if len(word) > _MAX_NAME:
-                return ""
-            if self.at < len(self.text) or self.ended:
-                return word
+            fits = pattern.match(self.text, self.at, min(len(self.text), self.at + most - len(found)))
+            found += fits[0] if fits else ""
+            self.at = fits.end() if fits else self.at
+            if self.at < len(self.text) or self.ended or len(found) == most:
+                return found
             yield
 
     def captured(self) -> Steps[tuple[str, bool]]:
@@ -241,11 +240,15 @@ class Reader:
 
     def call_value(self) -> Steps[bool]:
         """Give a call its arguments. Where they stop being JSON, all before the end marker still belongs to them."""
-        if (yield from self.value(self.arguments)):
-            return True
+        whole = yield from self.value(self.arguments)
+        if not whole:
+            yield from self.rest_of_call()
+        return whole
+
+    def rest_of_call(self) -> Steps[None]:
+        """Give a call all before its end marker."""
         marker = yield from self.until(self._ends, self.arguments)
         self.at -= len(marker)
-        return False
 
     def _string_rest(self, emit: Emit) -> Steps[bool]:
         """Give the rest of a string and its quote; whether that came."""

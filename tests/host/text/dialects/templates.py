@@ -155,5 +155,17 @@ TEMPLATES: list[tuple[str, str, str, str]] = [
     ),
     ("hunyuan-a13b", "jamba", "hunyuan_a13b", "<｜hy_User｜><tool_calls></tool_calls><think></think><answer></answer>"),
     ("smollm2", "none", "none", _TURNS + _ASK),
+    (
+        "gemma-4",
+        "gemma4",
+        "gemma4",
+        "<bos><|turn>system\n<|tool><tool|><|tool_call>call:f{}<tool_call|><|channel>thought\n<channel|>",
+    ),
+    (
+        "functiongemma",
+        "functiongemma",
+        "none",
+        "<start_of_turn>developer\n<start_function_call>call:f{}<end_function_call>",
+    ),
     ("gemma-3", "none", "none", "<bos><start_of_turn>user\n{{ messages }}<end_of_turn>\n<start_of_turn>model\n"),
 ]

@@ -13,6 +13,7 @@ from tests.host.text.dialects.transcripts import RUN, TRANSCRIPTS, call, dialect
 HERMES = find_dialect("hermes", "qwen3", None)
 CODER = find_dialect("qwen3_coder", "none", None)
 LLAMA = find_dialect("llama3_json", "none", None)
+GEMMA = find_dialect("gemma4", "none", None)
 PYTHON = find_dialect("pythonic", "none", None)
 HARMONY = find_dialect("openai", "none", None)
 
@@ -94,6 +95,15 @@ def test_a_call_that_is_cut_off_in_its_arguments() -> None:
     assert found == call(0, "run", RUN[:-7])
     found = events_of(CODER, ["<tool_call><function=run><parameter=command>\nls"])
     assert found == call(0, "run", '{"command": "ls')
+
+
+def test_gemma_s_arguments_that_go_wrong() -> None:
+    assert events_of(GEMMA, ['<|tool_call>call:run{a:1,"<tool_call|>b']) == [
+        *call(0, "run", '{"a": 1, "\\""'),
+        said("b"),
+    ]
+    assert events_of(GEMMA, ['<|tool_call>call:run{a:<|"|>x']) == call(0, "run", '{"a": "x')
+    assert events_of(GEMMA, ["<|tool_call>run this"]) == [said("<|tool_call>run this")]
 
 
 def test_arguments_stream_as_they_come() -> None:

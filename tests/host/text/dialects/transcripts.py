@@ -237,6 +237,24 @@ TRANSCRIPTS: list[tuple[str, str, str, list[Event]]] = [
     ("none", "ernie45", "<think>a</think>\n<response>\nb</response>", [ReasoningDelta("a"), said("b")]),
     ("xlam", "none", _LIST, BOTH),
     (
+        "gemma4",
+        "gemma4",
+        '<|channel>thought\nHm.<channel|>a<|tool_call>call:get_weather{city:<|"|>Köln "{,<|"|>,days:3,where:{a:[1,{b:null}]}}'
+        "<tool_call|><|tool_call>call:now{}<tool_call|>",
+        [
+            ReasoningDelta("Hm."),
+            said("a"),
+            *call(0, "get_weather", '{"city": "Köln \\"{,", "days": 3, "where": {"a": [1, {"b": null}]}}'),
+            *call(1, "now", "{}"),
+        ],
+    ),
+    (
+        "functiongemma",
+        "none",
+        "<start_function_call>call:run{command:<escape>ls\n<escape>,tries:1.5, x:yes}<end_function_call>",
+        call(0, "run", '{"command": "ls\\n", "tries": 1.5, "x": "yes"}'),
+    ),
+    (
         "openai",
         "openai_gptoss",
         "<|channel|>analysis<|message|>Is {it} <b>warm</b>?\n<|end|><|start|>assistant<|channel|>commentary<|message|>"
