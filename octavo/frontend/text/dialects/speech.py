@@ -66,14 +66,14 @@ class Speech:
             for _ in range(num_choices)
         ]
 
-    def thinking(self, prompt: Sequence[int]) -> bool | None:
-        """Return whether a prompt ends within thoughts, or behind them; None if it does not say."""
+    def thinking(self, prompt: Sequence[int]) -> bool:
+        """Return whether an answer begins within thoughts: by a marker at the prompt's end, or else by the dialect."""
         assert self._tokenizer is not None, "a chat was rendered"
         text = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False).rstrip()
         side = self._dialects[False].reasoning
         if text.endswith((_THINKING,) if side is None else side.begin):
             return True
-        return False if side is not None and text.endswith(side.end) else None
+        return side is not None and side.inside and not text.endswith(side.end)
 
     def opening(self, prompt: Sequence[int], name: str) -> list[int]:
         """Return the tokens with which an answer begins that is a call: of this tool, or of any without a name."""
@@ -102,7 +102,7 @@ class Speech:
     def _call_id(self, index: int, own: str) -> str:
         calls = self._dialects[True].calls
         style = "call" if calls is None else calls.ids
-        if style == "own" and own:
+        if style != "call" and own:
             return own
         letters = "".join(secrets.choice(_LETTERS) for _ in range(9 if style == "nine" else 24))
         return letters if style == "nine" else f"call_{letters}"

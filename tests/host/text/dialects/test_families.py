@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,16 @@ def test_vllm_s_names_are_known_and_no_name_is_given_twice() -> None:
     for sides in ([f.calls or f.harmony for f in families()], [f.reasoning or f.harmony for f in families()]):
         names = [name for side in sides if side is not None for name in side.names]
         assert len(names) == len(set(names))
+
+
+def test_the_page_on_tools_lists_them() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "tools.md").read_text(encoding="utf-8")
+    for word, sides in (("calls", [f.calls for f in families()]), ("thoughts", [f.reasoning for f in families()])):
+        found = re.search(rf"^Of {word}: (.*?)\.$", page, re.MULTILINE | re.DOTALL)
+        assert found is not None
+        whole = [f.harmony for f in families()]
+        names = sorted(name for side in (*sides, *whole) if side is not None for name in side.names)
+        assert found[1].replace("`", "").split() == names
 
 
 def test_unknown_names() -> None:

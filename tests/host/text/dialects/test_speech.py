@@ -68,18 +68,26 @@ def test_a_marker_that_is_a_token_counts_wherever_it_stands() -> None:
 @pytest.mark.parametrize(
     ("template", "prompt", "thinking"),
     [
-        ("<think>", "Is <think> a tag?\nassistant\n", None),
+        ("<think>", "Is <think> a tag?\nassistant\n", False),
         ("<think>", "assistant\n<think>\n", True),
         ("<think>", "assistant\n<think>\n\n</think>\n\n", False),
         ("<|channel|><|message|>", "<|start|>assistant<|channel|>analysis<|message|>", True),
-        ("<|channel|><|message|>", "<|start|>assistant", None),
-        ("Here is my thought process", "a </think>", None),
+        ("<|channel|><|message|>", "<|start|>assistant", False),
+        ("Here is my thought process", "a </think>", False),
     ],
 )
-def test_where_a_prompt_ends(template: str, prompt: str, thinking: bool | None) -> None:
+def test_where_a_prompt_ends(template: str, prompt: str, thinking: bool) -> None:
     tokenizer = tokenizer_of("<|channel|>\n<|message|>")
     speech = Speech(tokenizer, template)
     assert speech.thinking(tokenizer.encode(prompt, add_special_tokens=False)) is thinking
+
+
+def test_a_dialect_that_begins_within_thoughts() -> None:
+    tokenizer = tokenizer_of("")
+    speech = Speech(tokenizer, "<tool_call>", reasoning="deepseek_r1")
+    assert speech.thinking(list(b"assistant\n")) is True
+    assert speech.thinking(list(b"assistant\n</think>\n")) is False
+    assert tokenizer.decode(speech.opening(list(b"x"), "")) == '</think>\n\n<tool_call>\n{"name": "'
 
 
 @pytest.mark.parametrize(
