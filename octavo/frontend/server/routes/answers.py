@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -16,7 +16,7 @@ from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Generation, Prompt, start
 from octavo.frontend.server.routes.openai_schema import CommonFields
 from octavo.frontend.server.sse import encode_json
-from octavo.protocol.output import FinishReason, Logprob
+from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.sampling import SamplingParams
 
 _ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
@@ -28,23 +28,6 @@ class RequestLabel:
 
     id: str
     headers: Mapping[str, str]
-
-
-@dataclass(slots=True, kw_only=True)
-class Collected:
-    """One choice, whole."""
-
-    index: int
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-
-    @property
-    def text(self) -> str:
-        """All text of the choice."""
-        return "".join(self.texts)
 
 
 def label(request: Request, prefix: str) -> RequestLabel:
@@ -75,15 +58,15 @@ async def begin(
     return await until_disconnect(request.receive, starting)
 
 
-async def collect(request: Request, generation: Generation, num_choices: int) -> list[Collected]:
+async def collect(request: Request, generation: Generation, num_choices: int) -> list[WholeTurn]:
     """Return all choices, whole; raises the generation's errors, or ClientGoneError."""
-    choices = [Collected(index=index) for index in range(num_choices)]
+    choices = [WholeTurn(index=index) for index in range(num_choices)]
 
     async def gather() -> None:
         async for outputs in generation.events():
             for output in outputs:
                 choice = choices[output.index]
-                choice.texts.append(output.text)
+                choice.text += output.text
                 choice.token_ids += output.token_ids
                 choice.logprobs += output.logprobs or []
                 if output.finish_reason is not None:

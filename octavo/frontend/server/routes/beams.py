@@ -12,8 +12,8 @@ from octavo.frontend.beams import MAX_WIDTH, BeamSearchOutput, BeamSearchParams
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Prompt
-from octavo.frontend.server.routes.answers import Collected
 from octavo.frontend.server.routes.openai_schema import CommonFields
+from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.sampling import SamplingParams
 
 # What a search does not look at; a request that has it would get another answer than it asks for.
@@ -41,7 +41,7 @@ async def search(
     prompts: Sequence[Prompt],
     params: SamplingParams,
     request_id: str,
-) -> tuple[list[Collected], dict[str, Any]]:
+) -> tuple[list[WholeTurn], dict[str, Any]]:
     """Return the choices of all prompts, whole, and the usage; raises the request's errors, or ClientGoneError."""
     for name, given in _IGNORED.items():
         if given(body):
@@ -68,9 +68,9 @@ async def search(
 
     await until_disconnect(request.receive, search_all())
     choices = [
-        Collected(
+        WholeTurn(
             index=prompt_index * params.n + index,
-            texts=[one.output_text],
+            text=one.output_text,
             token_ids=one.tokens[len(one.tokens) - len(one.logprobs) :],
             logprobs=[dict(entries) for entries in one.logprobs],
             finish_reason=one.finish_reason,

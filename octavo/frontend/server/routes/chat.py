@@ -14,7 +14,7 @@ from octavo.base.errors import InvalidRequestError, OctavoError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.errors import error_object, renamed
-from octavo.frontend.server.routes.answers import Collected, json_response, label, token_bytes_of
+from octavo.frontend.server.routes.answers import json_response, label, token_bytes_of
 from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.encoders import Events, answer
 from octavo.frontend.server.routes.logprobs import chat_entries, prompt_entries
@@ -67,9 +67,7 @@ async def chat_completions(request: Request) -> Response:
     try:
         if body.use_beam_search:
             prompt = await render_turn(request, context, conversation)
-            found, spent = await search(request, context, body, [prompt], params, named.id)
-            for one in found:
-                encoder.keep(one)
+            encoder.made, spent = await search(request, context, body, [prompt], params, named.id)
             return json_response({**encoder.whole(), "usage": spent}, named.headers)
         turn = await begin_turn(
             request,
@@ -128,7 +126,7 @@ class ChatEncoder:
         self._head = head
         self._wishes = usage
         self._shape = shape
-        self._made: list[WholeTurn] = [WholeTurn(index=index) for index in range(num_choices)]
+        self.made: list[WholeTurn] = [WholeTurn(index=index) for index in range(num_choices)]
         self._begun: set[int] = set()
 
     def begin(self) -> Events:
@@ -138,7 +136,7 @@ class ChatEncoder:
     def take(self, delta: TurnDelta) -> Events:
         """Return the chunks of a delta; the log-probabilities of its tokens are in the first that has a part of the answer."""
         index = delta.index
-        self._made[index].add(delta)
+        self.made[index].add(delta)
         chunks: Events = []
         if index not in self._begun:
             self._begun.add(index)
@@ -156,17 +154,6 @@ class ChatEncoder:
             chunks.append(self._chunk(index, {}, None, delta))
         return chunks
 
-    def keep(self, one: Collected) -> None:
-        """Take a choice that is whole already."""
-        self._made[one.index] = WholeTurn(
-            index=one.index,
-            text=one.text,
-            token_ids=one.token_ids,
-            logprobs=one.logprobs,
-            finish_reason=one.finish_reason,
-            stop_reason=one.stop_reason,
-        )
-
     def end(self) -> Events:
         """Return the chunk that has the usage and no choices, if it is asked for."""
         return [self._event([], self._usage)] if self._wishes.at_end else []
@@ -177,7 +164,7 @@ class ChatEncoder:
 
     def whole(self) -> dict[str, Any]:
         """Return the whole answer."""
-        choices = [self._choice(made) for made in self._made]
+        choices = [self._choice(made) for made in self.made]
         answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage}
         answer |= self._prompt_ids()
         scores = None if self.turn is None else prompt_entries(self.turn.generation.prompt_logprobs[0])

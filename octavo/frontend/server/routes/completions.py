@@ -15,7 +15,6 @@ from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.events import Echo, Generation, Prompt, PromptLogprobs
 from octavo.frontend.server.routes.answers import (
-    Collected,
     begin,
     collect,
     json_response,
@@ -35,6 +34,7 @@ from octavo.frontend.server.routes.openai_schema import (
     usage_wishes,
 )
 from octavo.frontend.server.sse import ChunkFrame, EventStream, encode_json
+from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.output import CompletionOutput
 from octavo.protocol.sampling import SamplingParams
 
@@ -131,7 +131,7 @@ def _one_kind(given: str | list[str | int | list[int]], longest: int) -> list[Pr
 
 
 def _whole_choice(
-    one: Collected, pieces: Sequence[CompletionLogprobs] | None, scores: PromptLogprobs | None
+    one: WholeTurn, pieces: Sequence[CompletionLogprobs] | None, scores: PromptLogprobs | None
 ) -> dict[str, Any]:
     choice = {
         "index": one.index,

@@ -14,9 +14,10 @@ from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import context_of
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Generation, PromptLogprobs, start
-from octavo.frontend.server.routes.answers import Collected, collect, json_response, label
+from octavo.frontend.server.routes.answers import collect, json_response, label
 from octavo.frontend.server.routes.logprobs import finite
 from octavo.frontend.server.sse import EventStream, encode_json
+from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.output import CompletionOutput, Logprob
 from octavo.protocol.sampling import SamplingParams
 
@@ -79,7 +80,7 @@ async def _stream(generation: Generation, id: str) -> AsyncIterator[bytes]:
     yield b"data: %b\n\n" % encode_json({"request_id": id, "choices": [], "usage": generation.usage})
 
 
-def _choice(one: CompletionOutput | Collected, logprobs: list[dict[int, Logprob]] | None) -> dict[str, Any]:
+def _choice(one: CompletionOutput | WholeTurn, logprobs: list[dict[int, Logprob]] | None) -> dict[str, Any]:
     return {
         "index": one.index,
         "token_ids": one.token_ids,
