@@ -63,21 +63,24 @@ def named_event(event: Mapping[str, Any]) -> bytes:
 class EventStream(Response):
     """Sends events as they come, and ends well: an error becomes an error event, and `done` is always last.
 
-    `source` is closed at the end, also when the client leaves before it. fail: the event of an error.
+    `source` is closed at the end, also when the client leaves before it. frame: how one of the events goes over the wire,
+    empty if it does not. fail: the event of an error.
     """
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
+        events: AsyncIterator[Any],
         source: Closable,
         headers: Mapping[str, str],
         *,
+        frame: Callable[[Any], bytes] = bytes,
         fail: Callable[[OctavoError], bytes] = error_event,
         done: bytes = DONE,
         media_type: str = "text/event-stream",
     ) -> None:
         self._events = events
         self._source = source
+        self._frame = frame
         self._fail = fail
         self._done = done
         self.media_type = media_type
@@ -97,8 +100,9 @@ class EventStream(Response):
     async def _send_all(self, begin: Send, send: Send) -> None:
         await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async for data in self._events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            async for event in self._events:
+                if data := self._frame(event):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         except OctavoError as error:
             _logger.warning("a stream ended with an error: %s", error.message)
             await send({"type": "http.response.body", "body": self._fail(error) + self._done, "more_body": False})
