@@ -217,7 +217,7 @@ _ROWS = (
     *_refuse("sse_keep_alive_interval", _LATER, harmless="0"),
     *_accept("cohere_is_reasoning_model", "there are no routes of Cohere's", "nothing"),
     *_accept("cohere_format", "there are no routes of Cohere's"),
-    *_accept("anthropic_disabled_thinking_effort", "there are no routes of Anthropic's yet"),
+    *_accept("anthropic_disabled_thinking_effort", "thinking that is disabled tells the template so"),
     *_refuse("tokens_only enable_scale_out grpc", _LATER, "nothing"),
     *_refuse("grpc_port", _LATER),
     *_refuse("fingerprint_mode", "answers carry no fingerprint", harmless="none"),
