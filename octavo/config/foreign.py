@@ -214,7 +214,6 @@ _ROWS = (
     *_accept("enable_prompt_tokens_details", "usage always says how many tokens were cached", "nothing"),
     *_accept("enable_server_load_tracking", "/load is always there", "nothing"),
     *_accept("enable_request_id_headers", "X-Request-Id is always given back", "nothing"),
-    *_refuse("sse_keep_alive_interval", _LATER, harmless="0"),
     *_accept("cohere_is_reasoning_model", "there are no routes of Cohere's", "nothing"),
     *_accept("cohere_format", "there are no routes of Cohere's"),
     *_accept("anthropic_disabled_thinking_effort", "thinking that is disabled tells the template so"),
