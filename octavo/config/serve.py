@@ -50,6 +50,9 @@ class ServeConfig:
         "auto", "how the model marks its thoughts, in the same way; none leaves them in the text"
     )
     enable_force_include_usage: bool = option(False, "every stream ends with its usage, asked for or not")
+    sse_keep_alive_interval: float = option(
+        0.0, "seconds of silence after which a stream shows by a comment that it lives; 0 is never", low=0.0
+    )
     enable_log_requests: bool = option(False, "log every request: its id and sizes, never its text")
     disable_log_stats: bool = option(False, "no log line on what the server does")
     log_stats_interval: float = option(10.0, "seconds between two such lines; an idle server is silent", low=0.1)

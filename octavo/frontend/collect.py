@@ -71,21 +71,21 @@ class Collector:
     def take(self, news: Mapping[int, ChoiceNews]) -> RequestOutput | None:
         """Take news of any choices; return the output they make, None if there is nothing to show yet."""
         changed: list[_Choice] = []
-        now = time.time()
         for index, one in news.items():
             choice = self._choices[index]
             if choice.finish_reason is not None:
                 continue
-            self._take_scores(one)
+            if one.scores:
+                self._take_scores(one)
             if one.start is not None:
                 self._start(one.start.time, one.start.num_cached, index)
             if one.ids and self._metrics.first_token is None:
-                self._metrics.first_token = now
+                self._metrics.first_token = time.time()
             changed.append(choice)
             if choice.take(one):
                 self.finishes.append(FinishChoice(key=self._key, choice=index, num_tokens=choice.num_tokens))
             if choice.finish_reason is not None:
-                self._end_choice(one.finish, now)
+                self._end_choice(one.finish)
         return self._output(changed)
 
     def abort(self) -> RequestOutput | None:
@@ -93,7 +93,7 @@ class Collector:
         running = [choice for choice in self._choices if choice.finish_reason is None]
         for choice in running:
             choice.end("abort")
-            self._end_choice(None, time.time())
+            self._end_choice(None)
         return self._output(running)
 
     def _take_scores(self, news: ChoiceNews) -> None:
@@ -109,12 +109,12 @@ class Collector:
         if index == 0:
             self._num_cached = num_cached
 
-    def _end_choice(self, finish: Finish | None, now: float) -> None:
+    def _end_choice(self, finish: Finish | None) -> None:
         self._unfinished -= 1
         if finish is not None and finish.message:
             self._error = finish.message
         if self.finished:
-            self._metrics.finished = now
+            self._metrics.finished = time.time()
 
     def _output(self, changed: list[_Choice]) -> RequestOutput | None:
         if self._prompt_logprobs is not None:

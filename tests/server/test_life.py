@@ -182,3 +182,24 @@ def test_a_request_that_fails_to_start_leaves_nothing_queued(service: FakeServic
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt[2]")
     assert len(service.aborted) == 2
     assert not service.open
+
+
+@pytest.mark.parametrize(("route", "interval", "told"), [
+    ("/v1/chat/completions", 0.02, True), ("/v1/messages", 0.02, True), ("/api/chat", 0.02, False),
+    ("/v1/completions", 0.0, False), ("/v1/completions", 5.0, False),
+])  # fmt: skip
+def test_a_stream_that_waits_shows_that_it_lives(service: FakeService, route: str, interval: float, told: bool) -> None:
+    service.delay = 0.1
+    config = ServeConfig(served_model_name=("tiny",), sse_keep_alive_interval=interval)
+    body = {**(TEXT if route == "/v1/completions" else CHAT), "max_tokens": 2, "stream": True}
+
+    async def ask() -> str:
+        async with loopback(service, config) as url, httpx.AsyncClient() as http:
+            answer = await http.post(url + route, json={**body, "options": {"num_predict": 2}})
+            assert (await http.get(url + "/health")).status_code == 200
+            return answer.text
+
+    text = run(ask())
+    assert (": alive\n\n" in text) == told
+    lines = [line for line in text.splitlines() if line and line != ": alive"]
+    assert len(lines) == {"/v1/messages": 16, "/api/chat": 3, "/v1/completions": 3}.get(route, 5)

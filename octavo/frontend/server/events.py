@@ -76,14 +76,23 @@ class Generation:
 
         Raises GenerationError, ShuttingDownError or EngineDeadError when a choice cannot be finished.
         """
+        if len(self._streams) == 1:  # Most are, and another generator would cost every token of theirs.
+            async for output in self._streams[0]:
+                yield self._taken(0, output)
+            return
         async for prompt_index, output in merge(self._streams):
-            self._tallies[prompt_index].add(output)
-            self.prompt_logprobs[prompt_index] = output.prompt_logprobs
-            for choice in output.outputs:
-                choice.index += prompt_index * self._num_choices
+            yield self._taken(prompt_index, output)
+
+    def _taken(self, prompt_index: int, output: RequestOutput) -> list[CompletionOutput]:
+        self._tallies[prompt_index].add(output)
+        self.prompt_logprobs[prompt_index] = output.prompt_logprobs
+        for choice in output.outputs:
+            choice.index += prompt_index * self._num_choices
+            if choice.finish_reason is not None:
                 self._check(choice, output)
+            if self.echoes is not None or self.prompt_only:
                 self._echo(choice, prompt_index)
-            yield output.outputs
+        return output.outputs
 
     def _echo(self, choice: CompletionOutput, prompt_index: int) -> None:
         """Put the prompt before the first output of a choice."""
@@ -168,10 +177,6 @@ async def start(
 
 async def merge(streams: Sequence[RequestStream]) -> AsyncIterator[tuple[int, RequestOutput]]:
     """Yield the outputs of several streams as they come, each with its stream's number."""
-    if len(streams) == 1:
-        async for output in streams[0]:
-            yield 0, output
-        return
     queue: asyncio.Queue[tuple[int, RequestOutput | None]] = asyncio.Queue()
 
     async def pump(index: int) -> None:

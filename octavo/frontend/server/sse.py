@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Protocol
 
@@ -63,23 +64,27 @@ def named_event(event: Mapping[str, Any]) -> bytes:
 class EventStream(Response):
     """Sends events as they come, and ends well: an error becomes an error event, and `done` is always last.
 
-    `source` is closed at the end, also when the client leaves before it. fail: the event of an error.
+    `source` is closed at the end, also when the client leaves before it. frame: how one of the events goes over the wire,
+    empty if it does not. fail: the event of an error.
     """
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
+        events: AsyncIterator[Any],
         source: Closable,
         headers: Mapping[str, str],
         *,
+        frame: Callable[[Any], bytes] = bytes,
         fail: Callable[[OctavoError], bytes] = error_event,
         done: bytes = DONE,
         media_type: str = "text/event-stream",
     ) -> None:
         self._events = events
         self._source = source
+        self._frame = frame
         self._fail = fail
         self._done = done
+        self._silent = True
         self.media_type = media_type
         self.status_code = 200
         self.background = None
@@ -88,17 +93,24 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
         try:
-            await until_disconnect(receive, self._send_all(send, scope.get(RAW_SEND, send)))
+            interval = scope["app"].state.context.config.sse_keep_alive_interval if "app" in scope else 0.0
+            await until_disconnect(receive, self._send_all(send, scope.get(RAW_SEND, send), interval))
         except (ClientGoneError, OSError):
             _logger.debug("client left during a stream")
         finally:
             await self._source.aclose()
 
-    async def _send_all(self, begin: Send, send: Send) -> None:
+    async def _send_all(self, begin: Send, send: Send, interval: float) -> None:
         await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        keeping = asyncio.ensure_future(self._keep_alive(send, interval))
         try:
-            async for data in self._events:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            try:
+                async for event in self._events:
+                    if data := self._frame(event):
+                        self._silent = False
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+            finally:
+                keeping.cancel()
         except OctavoError as error:
             _logger.warning("a stream ended with an error: %s", error.message)
             await send({"type": "http.response.body", "body": self._fail(error) + self._done, "more_body": False})
@@ -107,3 +119,11 @@ class EventStream(Response):
             raise
         else:
             await send({"type": "http.response.body", "body": self._done, "more_body": False})
+
+    async def _keep_alive(self, send: Send, interval: float) -> None:
+        """Send a comment whenever there was nothing else in an interval: proxies cut connections that are silent."""
+        while interval and self.media_type == "text/event-stream":
+            await asyncio.sleep(interval)
+            if self._silent:
+                await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
+            self._silent = True

@@ -68,11 +68,16 @@ async def answer(
 ) -> Response:
     """Answer with a turn, streamed or whole. Raises the generation's errors, or ClientGoneError, if it is not streamed."""
     if stream:
+
+        def framed(events: Events) -> bytes:
+            return b"".join([encoder.frame(event) for event in events])
+
         return EventStream(
-            _framed(turn, encoder),
+            encoded(turn, encoder),
             turn,
             headers,
-            fail=lambda error: _joined(encoder, encoder.fail(error)),
+            frame=framed,
+            fail=lambda error: framed(encoder.fail(error)),
             done=done,
             media_type=encoder.media_type,
         )
@@ -84,13 +89,3 @@ async def answer(
     async with turn:
         await until_disconnect(request.receive, run())
     return json_response(encoder.whole(), headers)
-
-
-async def _framed(turn: Turn, encoder: TurnEncoder) -> AsyncIterator[bytes]:
-    async for events in encoded(turn, encoder):
-        if events:
-            yield _joined(encoder, events)
-
-
-def _joined(encoder: TurnEncoder, events: Events) -> bytes:
-    return b"".join([encoder.frame(event) for event in events])
