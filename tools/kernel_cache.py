@@ -26,6 +26,7 @@ from octavo.checkpoint.open import open_checkpoint
 from octavo.checkpoint.record import Checkpoint
 from octavo.config.model import ModelConfig
 from octavo.device.cpu import CpuDevice
+from octavo.device.host import host_cores
 from octavo.engine.kvcache.geometry import solve
 from octavo.models.registry import load_model
 from octavo.nn.assembly import Binding
@@ -166,9 +167,8 @@ def main() -> None:
         checkpoint = open_checkpoint(ModelConfig(model=model, skip_tokenizer_init=True, load_format="dummy"))
         longest = given.max_model_len or checkpoint.facts.max_position
         with torch.inference_mode():
-            compile_ahead(
-                functools.partial(steps, checkpoint, Absent(given.arch), given.dtype, given.max_num_seqs, longest)
-            )
+            work = functools.partial(steps, checkpoint, Absent(given.arch), given.dtype, given.max_num_seqs, longest)
+            compile_ahead(work, host_cores())
         print(
             f"{model}: {len(list(folder.rglob('*.cubin'))) - before} kernels in {time.perf_counter() - began:.1f} s",
             flush=True,

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from octavo.base.env import note_kernels
 from octavo.base.logging import get_logger
-from octavo.device.host import host_cores
 
 _log = get_logger(__name__)
 
@@ -47,10 +46,10 @@ def _kind(value: Any) -> Any:
     return value
 
 
-def compile_ahead(work: Callable[[], None]) -> None:
+def compile_ahead(work: Callable[[], None], num_cores: int) -> None:
     """Do the work without launching any of Triton's kernels from this thread, and compile those that it would launch.
 
-    Nothing that they would write is written: the work may not depend on it. How many were found compiled is noted for
+    num_cores: of this process. Nothing that they would write is written: the work may not depend on it. How many were found compiled is noted for
     `octavo doctor`.
     """
     from triton import knobs
@@ -82,7 +81,7 @@ def compile_ahead(work: Callable[[], None]) -> None:
         JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
         compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
         try:
-            with _Compilers(min(host_cores(), _MOST_THREADS)) as compilers, AsyncCompileMode(compilers):
+            with _Compilers(min(num_cores, _MOST_THREADS)) as compilers, AsyncCompileMode(compilers):
                 work()
         finally:
             JITFunction.run, compilation.listener = launch, listener

@@ -10,6 +10,7 @@ import torch
 
 from octavo.base.facts import DeviceFacts
 from octavo.device.base import Device
+from octavo.device.host import host_cores
 from octavo.engine.kvcache.geometry import solve
 from octavo.nn.parallel.mesh import Mesh
 from octavo.ops.compile_ahead import compile_ahead
@@ -83,7 +84,7 @@ def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Me
     if graphs:
         largest += [(most, most), (min(most, MOST_TOKENS // 2), MOST_TOKENS)]
     if device.facts.kind == "cuda":
-        compile_ahead(all_kinds)
+        compile_ahead(all_kinds, host_cores())
     peaks = [device.peak(functools.partial(work, *size)) for size in largest]
     found = {"slots": slots.num_bytes * (most + 1), "workspace": peaks[0]}
     if graphs:

@@ -106,7 +106,7 @@ def test_one_thread_compiles_each_kind_once_while_others_launch(
         other.start()
         other.join()
 
-    compile_ahead(work)
+    compile_ahead(work, 2)
     assert launched == [(32, True), (33, True), (32, True), (32, True), (32, True), (7, False)]
     kernel[1,](x, 32, BLOCK=8)
     assert launched[-1] == (32, False)
