@@ -49,8 +49,8 @@ def _kind(value: Any) -> Any:
 def compile_ahead(work: Callable[[], None], num_cores: int) -> None:
     """Do the work without launching any of Triton's kernels from this thread, and compile those that it would launch.
 
-    num_cores: of this process. Nothing that they would write is written: the work may not depend on it. How many were found compiled is noted for
-    `octavo doctor`.
+    num_cores: of this process. Nothing that the kernels would write is written: the work may not depend on it. How many were
+    found compiled is noted for `octavo doctor`.
     """
     from triton import knobs
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
