@@ -46,11 +46,11 @@ def _kind(value: Any) -> Any:
     return value
 
 
-def compile_ahead(work: Callable[[], None], num_threads: int) -> None:
+def compile_ahead(work: Callable[[], None], num_cores: int) -> None:
     """Do the work without launching any of Triton's kernels from this thread, and compile those that it would launch.
 
-    Nothing that they would write is written: the work may not depend on it. How many were found compiled is noted for
-    `octavo doctor`.
+    num_cores: of this process. Nothing that the kernels would write is written: the work may not depend on it. How many were
+    found compiled is noted for `octavo doctor`.
     """
     from triton import knobs
     from triton.runtime._async_compile import AsyncCompileMode, active_mode
@@ -81,7 +81,7 @@ def compile_ahead(work: Callable[[], None], num_threads: int) -> None:
         JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
         compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
         try:
-            with _Compilers(min(num_threads, _MOST_THREADS)) as compilers, AsyncCompileMode(compilers):
+            with _Compilers(min(num_cores, _MOST_THREADS)) as compilers, AsyncCompileMode(compilers):
                 work()
         finally:
             JITFunction.run, compilation.listener = launch, listener

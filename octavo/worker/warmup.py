@@ -27,7 +27,7 @@ from octavo.worker.staging import Staging
 # What the driver keeps for a graph's kernels, beside the memory that they work in.
 _GRAPH_BYTES = 8 * 2**20
 # Rows and tokens of steps that between them launch, beside decodes, all kernels that common steps do.
-_KINDS = ((8, 16), (8, 512), (256, MOST_TOKENS), (1, 600))
+_KINDS = ((8, 16), (8, 64), (8, 512), (256, MOST_TOKENS), (1, 600))
 
 
 def why_no_graphs(spec: WorkerSpec, facts: DeviceFacts, loaded: AssembledModel) -> str | None:

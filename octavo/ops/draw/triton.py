@@ -30,20 +30,19 @@ _BLOCK, _MOST_PARTS, _PROGRAMS = 1024, 64, 1024
 
 @triton.jit
 def _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row):
-    """Return (temperature, top_p, min_p, top_k, whether the likeliest is taken)."""
+    """Return (1 / temperature, top_p, the most temperatures behind by min_p, top_k, whether the likeliest is taken)."""
     slot = tl.load(slots_ptr + row)
     temperature = tl.load(reals_ptr + slot * reals_row)
     top_p, min_p = tl.load(reals_ptr + slot * reals_row + 1), tl.load(reals_ptr + slot * reals_row + 2)
     top_k = tl.load(wholes_ptr + slot * wholes_row)
-    return temperature, top_p, min_p, top_k, (temperature < _GREEDY) | (top_k == 1)
+    return 1.0 / temperature, top_p, -tl.log(min_p), top_k, (temperature < _GREEDY) | (top_k == 1)
 
 
 @triton.jit
-def _rank(logits_ptr, ids, end, peak, temperature, min_p):
-    """Return how many temperatures tokens are behind, float64, and their keys, int32."""
-    x = tl.load(logits_ptr + ids, mask=ids < end, other=float("-inf")).to(tl.float64)
-    behind = (peak.to(tl.float64) - x) / temperature
-    behind = tl.where((behind < 32.0) & (behind <= -tl.log(min_p)), behind, 32.0)
+def _rank(x, peak, coldness, farthest):
+    """Return how many temperatures logits are behind, float64, and their keys, int32. coldness: 1 / temperature."""
+    behind = (peak - x.to(tl.float64)) * coldness
+    behind = tl.where((behind < 32.0) & (behind <= farthest), behind, 32.0)
     return behind, (behind * 33554432.0).to(tl.int32)
 
 
@@ -90,6 +89,56 @@ def _limit(tables_ptr, notes_ptr, top_k, top_p):
     return key, kept, weight
 
 
+@triton.jit(do_not_specialize=["level"], do_not_specialize_on_alignment=["slots_ptr"])
+def _narrow(slots_ptr, reals_ptr, wholes_ptr, tables_ptr, reals_row, wholes_row, level):
+    """Find the keys that `_count` is to count at a level, from the tables of those before it.
+
+    Notes of a row, three numbers for each level: (bits of the key so far, tokens or weight left, weight before); for 5 what top_k
+    keeps, for 6 what is kept: (last key, tokens with this key, weight of one); then the weight of the tail, and the first key
+    to be counted and the one behind the last.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    _, top_p, _, top_k, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
+    if greedy:
+        return
+    by_k, by_p = top_k > 0, top_p < 1.0
+    tables_ptr += row * (_TABLES + _NOTES)
+    notes_ptr = tables_ptr + _TABLES
+    zero = tl.zeros([], tl.int64)
+    prefix, left, before, source, low, high = zero, top_k, zero, level - 1, zero, zero
+    if (level == 2) | (level == 4) | ((level == 3) & by_k):
+        prefix, left = tl.load(notes_ptr + 3 * source), tl.load(notes_ptr + 3 * source + 1)
+        before = tl.load(notes_ptr + 3 * source + 2)
+    if (level == 3) | (level == 6):
+        in_head = tl.arange(0, _BINS) < _TAIL >> 20
+        head = tl.sum(tl.load(tables_ptr + _BINS + tl.arange(0, _BINS), mask=in_head, other=0), 0)
+        num_head = tl.sum(tl.load(tables_ptr + tl.arange(0, _BINS), mask=in_head, other=0), 0)
+        if (level == 3) & by_k:
+            found, count, mass, count_in, mass_in = _settle(tables_ptr + 2 * 2 * _BINS, left, False)
+            weight, left = mass_in // tl.maximum(count_in, 1), left - count
+            before += mass + tl.minimum(left, count_in) * weight
+            _note(notes_ptr + 15, prefix * _BINS + found, left, weight)
+        else:
+            before = head + tl.load(notes_ptr + 21)
+        left = tl.maximum(tl.ceil(top_p * before.to(tl.float64)).to(tl.int64), 1)
+        source, prefix, before = level - 3, zero, zero
+        if (level == 6) & tl.where(by_k, num_head < top_k, by_p & (head < left)):
+            low, high = zero + _TAIL, zero + _NONE
+    if level == 5:
+        last, kept, weight = _limit(tables_ptr, notes_ptr, top_k, top_p)
+        high = last + 1
+        _note(notes_ptr + 18, last, kept, weight)
+    elif (level < 5) & tl.where(level < 3, by_k, by_p):
+        found, count, mass, count_in, mass_in = _settle(tables_ptr + source * 2 * _BINS, left, level >= 3)
+        prefix = prefix * _BINS + found
+        left -= tl.where(level >= 3, mass, count)
+        shift = tl.where((level == 1) | (level == 3), 20, 10)
+        low, high = prefix << shift, (prefix + 1) << shift
+        _note(notes_ptr + 3 * level, prefix, left, before + mass)
+    tl.store(notes_ptr + 22, low)
+    tl.store(notes_ptr + 23, high)
+
+
 @triton.jit(do_not_specialize=["num_ids", "part_size", "level"], do_not_specialize_on_alignment=["slots_ptr"])
 def _count(
     logits_ptr,
@@ -111,74 +160,39 @@ def _count(
 
     Level 5 adds up every part: the weight before the last key that is kept, and how many tokens have that key. Level 6, before
     1, fills the tail's bins of table 0 if a limit lies there.
-
-    Notes of a row, three numbers for each level: (bits of the key so far, tokens or weight left, weight before); for 5 what top_k
-    keeps, for 6 what is kept: (last key, tokens with this key, weight of one); then the weight of the tail.
     """
     row = tl.program_id(0).to(tl.int64)
-    temperature, top_p, min_p, top_k, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
-    towards_k, by_mass = (level == 1) | (level == 2), level >= 3
-    if greedy | ((level != 5) & (top_p >= 1.0) & ((top_k == 0) | (level == 4))) | (towards_k & (top_k == 0)):
-        return
+    coldness, top_p, farthest, top_k, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
     tables_ptr += row * (_TABLES + _NOTES)
     notes_ptr = tables_ptr + _TABLES
-    write, bins = tl.program_id(1) == 0, tl.arange(0, _BINS)
-    zero = tl.zeros([], tl.int64)
-    prefix, left, before, source, needed = zero, top_k, zero, level - 1, level >= 0
-    low, high = zero, zero + _TAIL
-    if (level == 2) | (level == 4) | ((level == 3) & (top_k > 0)):
-        prefix, left = tl.load(notes_ptr + 3 * source), tl.load(notes_ptr + 3 * source + 1)
-        before = tl.load(notes_ptr + 3 * source + 2)
-    if (level == 3) | (level == 6):
-        # Others may be filling the tail's bins.
-        in_head = bins < _TAIL >> 20
-        head = tl.sum(tl.load(tables_ptr + _BINS + bins, mask=in_head, other=0), 0)
-        num_head = tl.sum(tl.load(tables_ptr + bins, mask=in_head, other=0), 0)
-        if (level == 3) & (top_k > 0):
-            found, count, mass, count_in, mass_in = _settle(tables_ptr + 2 * 2 * _BINS, left, False)
-            weight, left = mass_in // tl.maximum(count_in, 1), left - count
-            before += mass + tl.minimum(left, count_in) * weight
-            if write:
-                _note(notes_ptr + 15, prefix * _BINS + found, left, weight)
-        else:
-            before = head + tl.load(notes_ptr + 21)
-        source, prefix, needed = level - 3, zero, top_p < 1.0
-        goal = tl.maximum(tl.ceil(top_p * before.to(tl.float64)).to(tl.int64), 1)
-        if level == 6:
-            low, high = zero + _TAIL, zero + _NONE
-            needed = tl.where(top_k > 0, num_head < top_k, head < goal)
-        left, before = goal, zero
-    if needed == 0:
+    low, high = tl.load(notes_ptr + 22), tl.load(notes_ptr + 23)
+    by_k, by_p = top_k > 0, top_p < 1.0
+    if level == 0:
+        high = tl.where(by_k | by_p, _TAIL, 0).to(tl.int64)
+    if greedy | (low >= high):
         return
-    if level == 5:
-        last, kept, weight = _limit(tables_ptr, notes_ptr, top_k, top_p)
-        high = last + 1
-        if write:
-            _note(notes_ptr + 18, last, kept, weight)
-    shift = tl.where(level % 6 == 0, 20, tl.where((level == 1) | (level == 3), 10, 0))
-    if (level % 6 > 0) & (level != 5):
-        found, count, mass, count_in, mass_in = _settle(tables_ptr + source * 2 * _BINS, left, by_mass)
-        prefix = prefix * _BINS + found
-        left -= tl.where(by_mass, mass, count)
-        low, high = prefix << (shift + 10), (prefix + 1) << (shift + 10)
-        if write:
-            _note(notes_ptr + 3 * level, prefix, left, before + mass)
     tables_ptr += level % 6 * 2 * _BINS
+    shift = tl.where(level % 6 == 0, 20, tl.where((level == 1) | (level == 3), 10, 0))
+    counted, weighed = (level % 6 > 0) | by_k, (level % 6 > 0) | by_p
+    peak = tl.load(peaks_ptr + row).to(tl.float64)
+    masses, ties = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int32)
+    logits_ptr += row * logits_row
     first = tl.program_id(1) * part_size
     end = tl.minimum(first + part_size, num_ids)
-    peak = tl.load(peaks_ptr + row)
-    counted, weighed = (level % 6 > 0) | (top_k > 0), (level % 6 > 0) | (top_p < 1.0)
-    masses, others = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
-    for begin in range(first, end, BLOCK):
-        ids = begin + tl.arange(0, BLOCK)
-        behind, keys = _rank(logits_ptr + row * logits_row, ids, end, peak, temperature, min_p)
+    ids = first + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + ids, mask=ids < end, other=float("-inf"))
+    for _ in range(first, end, BLOCK):
+        behind, keys = _rank(x, peak, coldness, farthest)
+        # The next come while these are looked at.
+        ids += BLOCK
+        x = tl.load(logits_ptr + ids, mask=ids < end, other=float("-inf"))
         mine = (keys >= low) & (keys < high)
         weights = tl.zeros([BLOCK], tl.int64)
         if weighed & ((level == 0) | (tl.max(mine.to(tl.int32), 0) > 0)):
             weights = _weigh(behind)
         if level == 5:
             masses += tl.where(keys < high - 1, weights, 0)
-            others += (keys == high - 1).to(tl.int64)
+            ties += (keys == high - 1).to(tl.int32)
         else:
             to = tables_ptr + ((keys >> shift) & (_BINS - 1))
             if counted:
@@ -189,7 +203,7 @@ def _count(
     if level == 5:
         parts_ptr += 2 * (row * tl.num_programs(1) + tl.program_id(1))
         tl.store(parts_ptr, tl.sum(masses, 0))
-        tl.store(parts_ptr + 1, tl.sum(others, 0))
+        tl.store(parts_ptr + 1, tl.sum(ties, 0).to(tl.int64))
     if level == 0:
         tl.atomic_add(notes_ptr + 21, tl.sum(masses, 0), sem="relaxed")
 
@@ -227,7 +241,7 @@ def _pick(
 ):
     """Find the part in which the drawn place lies, and the token in it."""
     row = tl.program_id(0).to(tl.int64)
-    temperature, _, min_p, _, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
+    coldness, _, farthest, _, greedy = _asked(slots_ptr, reals_ptr, wholes_ptr, reals_row, wholes_row, row)
     if greedy:
         return
     notes_ptr = tables_ptr + row * (_TABLES + _NOTES) + _TABLES + 18
@@ -250,17 +264,20 @@ def _pick(
     kept -= tl.sum(tl.where(parts < part, ties, 0), 0)
     first = part * part_size
     end = tl.minimum(first + part_size, num_ids)
-    peak = tl.load(peaks_ptr + row)
+    peak = tl.load(peaks_ptr + row).to(tl.float64)
     chosen = first
-    for begin in range(first, end, BLOCK):
+    begin = first
+    while (begin < end) & (left >= 0):
         ids = begin + tl.arange(0, BLOCK)
-        behind, keys = _rank(logits_ptr + row * logits_row, ids, end, peak, temperature, min_p)
+        x = tl.load(logits_ptr + row * logits_row + ids, mask=ids < end, other=float("-inf"))
+        behind, keys = _rank(x, peak, coldness, farthest)
         tied = (keys == key).to(tl.int64)
         fits = tl.cumsum(tied, 0) <= kept
         weights = tl.where(keys < key, _weigh(behind), tl.where((keys == key) & fits, weight, 0))
         chosen += tl.sum(((tl.cumsum(weights, 0) <= left) & (ids < end)).to(tl.int32), 0)
         left -= tl.sum(weights, 0)
         kept -= tl.sum(tied, 0)
+        begin += BLOCK
     tl.store(ids_ptr + row, tl.minimum(chosen, num_ids - 1).to(tl.int64))
 
 
@@ -279,15 +296,17 @@ def draw(logits: Tensor, slots: Tensor, positions: Tensor, reals: Tensor, wholes
     parts = torch.empty((num_rows, num_parts, 2), dtype=torch.int64, device=logits.device)
     strides = logits.stride(0), reals.stride(0), wholes.stride(0)
     for level in (0, 6, 1, 2, 3, 4, 5):
+        if level > 0:
+            _narrow[(num_rows,)](slots, reals, wholes, tables, *strides[1:], level, num_warps=4)
         _count[(num_rows, num_parts)](
             *(logits, peaks, slots, reals, wholes, tables, parts, num_ids, part_size, *strides, level),
             BLOCK=_BLOCK,
-            num_warps=4,
+            num_warps=8,
         )
     _pick[(num_rows,)](
         *(logits, peaks, slots, positions, reals, wholes, tables, parts, ids, num_ids, part_size, num_parts, *strides),
         PARTS=_MOST_PARTS,
         BLOCK=_BLOCK,
-        num_warps=4,
+        num_warps=8,
     )
     return ids, peaks.isfinite()
