@@ -130,11 +130,8 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         logits_processors=config.model.logits_processors,
         logprobs_mode=config.model.logprobs_mode,
     )
-    executor: Executor
-    if spec.num_ranks == 1:
-        executor = InprocExecutor(spec)
-    else:
-        executor = MultiprocExecutor(spec, config.parallel.distributed_timeout_seconds)
+    timeout = config.parallel.distributed_timeout_seconds
+    executor: Executor = InprocExecutor(spec) if spec.num_ranks == 1 else MultiprocExecutor(spec, timeout)
     try:
         geometry, ready, report = _lay_out(config, resolved, executor, stages)
     except BaseException:
@@ -150,6 +147,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         max_model_len=ready.max_model_len,
         policy=config.schedule.scheduling_policy,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        least_shared=config.cache.least_shared_tokens,
         depth=resolved.depth,
         identity=f"{checkpoint.path}:{resolved.dtype}",
     )

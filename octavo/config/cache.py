@@ -23,6 +23,9 @@ class CacheConfig:
         None, "tokens between two checkpoints of a recurrent state; the solver's choice if not given", low=8
     )
     enable_prefix_caching: bool = option(True, "requests that begin alike share pages")
+    least_shared_tokens: int = option(
+        16384, "tokens that a step must be spared for pages to be read once for all that share them; 0 is never", low=0
+    )
     num_pages: int | None = option(None, "exact number of pages, for tests", low=1)
 
     def __post_init__(self) -> None:

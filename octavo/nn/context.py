@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from octavo.ops.paged_attention import Span
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupInputs:
@@ -17,6 +19,7 @@ class GroupInputs:
 
     table: int32 [R, C], the page in each column (block index * pages_per_block + j); the scratch page where nothing is kept.
     write_pages: int64 [T, pages_per_block], the pages of each token's block. write_offsets: int64 [T], its place in the block.
+    span: what rows share, its table with the columns of `table`.
     """
 
     table: Tensor
@@ -24,6 +27,7 @@ class GroupInputs:
     write_offsets: Tensor
     block: int
     pages_per_block: int
+    span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

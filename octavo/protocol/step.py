@@ -65,6 +65,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     vector; each is a whole prompt. scores: int32, the rows whose tokens are of a prompt of which log-probabilities are asked.
     admissions: before the rows. releases: int32, slots given back; their table rows are dead.
     table: int32 [m, 4] of (group, slot, column, page) written before the rows; column = block index * pages per block + j.
+    span: int32 [1 + m], what rows share, None if as before: its tokens, full blocks, 0 for none; and the slots that begin with
+    it, in whose tables its pages lie.
     copies_before, copies_after: int32 [k, 4] of (from place, from page, to place, to page), done in order.
     shape: token bucket agreed by ranks that must step together, 0 for none. dummy: compute, but write and answer nothing.
     """
@@ -79,6 +81,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     admissions: tuple[Admission, ...] = ()
     releases: Int32Array = msgspec.field(default_factory=int32)
     table: Int32Array = msgspec.field(default_factory=lambda: rows32([], 4))
+    span: Int32Array | None = None
     copies_before: Int32Array = msgspec.field(default_factory=lambda: rows32([], 4))
     copies_after: Int32Array = msgspec.field(default_factory=lambda: rows32([], 4))
     transfers: tuple[Transfer, ...] = ()

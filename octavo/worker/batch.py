@@ -18,6 +18,7 @@ from torch import Tensor
 
 from octavo.engine.kvcache.geometry import GroupGeometry
 from octavo.nn.context import ForwardContext, GroupInputs, StateInputs
+from octavo.ops.paged_attention import Span
 from octavo.protocol.step import Admission, StepPlan
 from octavo.worker.pages import PagePool
 from octavo.worker.sampling.rows import SlotArray
@@ -28,13 +29,14 @@ from octavo.worker.slots import Slots
 class StepShape:
     """What is settled before a step runs. decodes: every row computes one token, the newest that it has.
 
-    widths: for each group, the columns of a page table that any row reaches.
+    widths: for each group, the columns of a page table that any row reaches. shared: what decoding rows share is read once.
     """
 
     num_tokens: int
     num_rows: int
     decodes: bool
     widths: tuple[int, ...]
+    shared: bool = False
 
     @property
     def num_numbers(self) -> int:
@@ -46,7 +48,8 @@ class StepShape:
 class StepRows:
     """A plan's rows on the host. slots, starts: int64 [R]; starts: -1 for what the device knows. query_starts: int64 [R + 1].
 
-    sampling: int64 [S], the rows that sample. longest: tokens of the longest row, an upper bound. decodes: see `StepShape`.
+    sampling: int64 [S], the rows that sample. longest: tokens of the longest row, an upper bound. decodes,
+    shared: see `StepShape`.
     """
 
     slots: SlotArray
@@ -55,6 +58,7 @@ class StepRows:
     sampling: SlotArray
     longest: int
     decodes: bool
+    shared: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -114,6 +118,7 @@ def plan_rows(plan: StepPlan, slots: Slots) -> StepRows:
         sampling=np.flatnonzero(plan.samples),
         longest=max(1, int(ends.max())),
         decodes=bool(going_on.all() and plan.samples.all()),
+        shared=slots.has_span and bool(going_on.any()),
     )
 
 
@@ -139,7 +144,11 @@ def shape_of(rows: StepRows, slots: Slots, pool: PagePool) -> StepShape:
         for group in pool.geometry.groups
     )
     return StepShape(
-        num_tokens=rows.num_tokens, num_rows=len(rows.query_starts) - 1, decodes=rows.decodes, widths=widths
+        num_tokens=rows.num_tokens,
+        num_rows=len(rows.query_starts) - 1,
+        decodes=rows.decodes,
+        widths=widths,
+        shared=rows.shared,
     )
 
 
@@ -162,6 +171,10 @@ def make_batch(numbers: Tensor, shape: StepShape, slots: Slots, pool: PagePool) 
         positions = (starts[token_rows] + tokens - query_starts[token_rows]).clamp_(max=slots.max_model_len - 1)
         starts = starts[:num_rows]
         lengths = starts + query_starts.diff()
+    spans: list[Span | None] = [None] * len(shape.widths)
+    if shape.shared:
+        skips = slots.skips[row_slots]
+        spans = [Span(table=table, length=slots.span_length, skips=skips) for table in slots.span_tables]
     context = ForwardContext(
         positions=positions,
         query_starts=query_starts.to(torch.int32),
@@ -171,8 +184,8 @@ def make_batch(numbers: Tensor, shape: StepShape, slots: Slots, pool: PagePool) 
             if group.is_state
             else _encoder_inputs(group, table[row_slots, :width])
             if group.is_encoder
-            else _group_inputs(group, table, table[row_slots, :width], token_slots, positions)
-            for group, table, width in zip(pool.geometry.groups, slots.tables, shape.widths, strict=True)
+            else _group_inputs(group, table, table[row_slots, :width], token_slots, positions, span)
+            for group, table, width, span in zip(pool.geometry.groups, slots.tables, shape.widths, spans, strict=True)
         ),
         layers=pool.layers,
         encoder_lengths=slots.encoder_lengths[row_slots] if pool.geometry.has_encoder else None,
@@ -253,7 +266,12 @@ def _state_inputs(group: GroupGeometry, table: Tensor, starts: Tensor, lengths: 
 
 
 def _group_inputs(
-    group: GroupGeometry, whole: Tensor, table: Tensor, token_slots: Tensor, positions: Tensor
+    group: GroupGeometry,
+    whole: Tensor,
+    table: Tensor,
+    token_slots: Tensor,
+    positions: Tensor,
+    span: Span | None = None,
 ) -> GroupInputs:
     """Find where tokens are read and written. whole: int32 [N + 1, columns], of all slots. table: int32 [R, C]."""
     columns = torch.arange(group.pages_per_block, device=positions.device)
@@ -264,4 +282,5 @@ def _group_inputs(
         write_offsets=positions % group.block,
         block=group.block,
         pages_per_block=group.pages_per_block,
+        span=span,
     )

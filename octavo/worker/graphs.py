@@ -10,7 +10,7 @@ graph saves.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.base.logging import get_logger
 from octavo.device.base import Device, Graph
@@ -73,10 +73,12 @@ class StepGraphs:
         """Record every greedy step that has a shape of its own; for who compiles kernels ahead, an engine waits for need."""
         for size in self._sizes:
             self._record((self._decode(size), "greedy"))
+            self._record((replace(self._decode(size), shared=True), "greedy"))
         for rows in _powers(_LEAST_ROWS, 4, self._most_rows):
             for tokens in _powers(_LEAST_TOKENS, 2, MOST_TOKENS):
                 if tokens > rows:
                     self._record((self._mixed(tokens, rows), "greedy"))
+                    self._record((replace(self._mixed(tokens, rows), shared=True), "greedy"))
 
     def record_next(self) -> bool:
         """Record the step that came most often and found no graph of its size; return whether there was one."""
@@ -107,14 +109,16 @@ class StepGraphs:
         """Return the shapes that have room for a step, the smallest first."""
         num_rows = len(rows.slots)
         if rows.decodes:
-            return [self._decode(size) for size in self._sizes if size >= num_rows]
+            fitting = [self._decode(size) for size in self._sizes if size >= num_rows]
+            return [replace(shape, shared=True) for shape in fitting[:2]] + fitting if rows.shared else fitting
         if not self._queues:
             return []
         most = next(size for size in _powers(_LEAST_ROWS, 4, self._most_rows) if size >= num_rows)
         # As many tokens as rows would be taken for one token a row.
         least = max(rows.num_tokens, most + 1)
         sizes = [size for size in _powers(_LEAST_TOKENS, 2, MOST_TOKENS) if size >= least]
-        return [self._mixed(sizes[0], most)] if sizes else []
+        fitting = [self._mixed(sizes[0], most)] if sizes else []
+        return [replace(shape, shared=True) for shape in fitting] + fitting if rows.shared else fitting
 
     def _decode(self, size: int) -> StepShape:
         return StepShape(num_tokens=size, num_rows=size, decodes=True, widths=self._widths)

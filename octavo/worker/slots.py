@@ -28,8 +28,10 @@ class Slots:
 
     history: int32 [N + 1, max_model_len], token ids; rows are filled up to `lengths`: int64 [N + 1]. tables: per group int32
     [N + 1, columns], the page in each column, `scratch` where there is none, so that a row that comes too late harms nobody.
+    span_tables: per group int32 [columns], the pages of what rows share; span_length: int32 [1], its tokens; skips: int32
+    [N + 1], as many for slots that begin with it.
     On the host, pooling: of the slots that ask for a vector; int64 [N]: bounds, what it knows of lengths, never less than the
-    device's; generations, -1 if free.
+    device's; generations, -1 if free. has_span: whether slots share anything.
     """
 
     def __init__(
@@ -58,6 +60,10 @@ class Slots:
             )
             for g in pool.geometry.groups
         )
+        self.span_tables = tuple(table[0].clone() for table in self.tables)
+        self.span_length = torch.zeros(1, dtype=torch.int32, device=device)
+        self.skips = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
+        self.has_span = False
         self.encoder_lengths = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         self.encoder_bounds = np.zeros(num_slots, np.int64)
         self.pooling: dict[int, PoolingParams] = {}
@@ -74,6 +80,8 @@ class Slots:
     def stage(self, plan: StepPlan) -> list[np.ndarray]:
         """Take what a plan changes, as far as the host keeps it; return what `apply` needs on the device, whole numbers."""
         self._release(plan.releases.astype(np.int64))
+        if plan.span is not None:
+            self.has_span = len(plan.span) > 1
         for admission in plan.admissions:
             self._admit(admission)
         if plan.admissions:
@@ -85,6 +93,7 @@ class Slots:
             np.array(news, np.int64).reshape(-1, 3),
             np.concatenate(tokens) if tokens else np.zeros(0, np.int64),
             *self._last_writes(plan.table),
+            *(() if plan.span is None else (plan.span,)),
         ]
 
     def apply(self, plan: StepPlan, staged: Sequence[Tensor]) -> None:
@@ -94,7 +103,7 @@ class Slots:
         """
         freed, news, tokens, *writes = staged
         if len(freed):
-            self.lengths[freed] = 0
+            self.lengths[freed] = self.skips[freed] = 0
             self.encoder_lengths[freed] = 0
             for table in self.tables:
                 table[freed] = self.scratch
@@ -105,10 +114,20 @@ class Slots:
             parts = tokens.split([len(admission.tokens) for admission in plan.admissions])
             for admission, part in zip(plan.admissions, parts, strict=True):
                 self.history[admission.slot, : len(part)] = part
-        for table, rows in zip(self.tables, writes, strict=True):
+        for table, rows in zip(self.tables, writes[: len(self.tables)], strict=True):
             if len(rows):
                 owners, columns, pages = rows.unbind(1)
                 table[owners, columns] = pages.to(torch.int32)
+        if plan.span is not None:
+            self._share(writes[-1][:1].to(torch.int32), writes[-1][1:])
+
+    def _share(self, length: Tensor, members: Tensor) -> None:
+        self.span_length.copy_(length)
+        self.skips.zero_()
+        if len(members):
+            self.skips[members] = length
+            for shared, table in zip(self.span_tables, self.tables, strict=True):
+                shared.copy_(table[members[:1]].view(-1))
 
     def append(self, slots: Tensor, positions: Tensor, ids: Tensor, ok: Tensor) -> None:
         """Add sampled tokens to their sequences. slots, positions, ids: int64 [S]; rows that are not `ok` stay."""

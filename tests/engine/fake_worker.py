@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
-from octavo.protocol.arrays import int32
+from octavo.protocol.arrays import Int32Array, int32
 from octavo.protocol.control import Ack
 from octavo.protocol.step import FROM_DEVICE, Admission, RowError, StepPlan, StepResult
 
@@ -71,6 +71,8 @@ class FakeExecutor:
         self.computed_positions = 0
         self.encoded_tokens = 0
         self.failing_keys: set[int] = set()
+        self.num_shared = 0
+        self._span: tuple[int, list[int], dict[tuple[int, int], int]] = 0, [], {}
         self._keys: dict[int, int] = {}
 
     def load(self) -> WorkerReport:
@@ -94,6 +96,7 @@ class FakeExecutor:
             self.slots[admission.slot].num_encoder = admission.num_encoder
         for group, slot, column, page in plan.table.tolist():
             self.slots[slot].table[group, column] = page
+        self._take_span(plan.span)
         for _, source, _, target in plan.copies_before.tolist():
             self._writable(target, None)
             self.pages[target] = dict(self.pages[source])
@@ -125,6 +128,7 @@ class FakeExecutor:
                 assert count <= self.tokens_per_step
                 number = int(self.chance.integers(0 if self.tokens_per_step > 1 else 1, count + 1))
                 begin = len(slot.tokens) - 1
+                self._see_span(slot_number)
                 history = list(slot.tokens)
                 for _ in range(number):
                     history.append(next_token(history, slot.seed, slot.choice))
@@ -192,6 +196,29 @@ class FakeExecutor:
                 for page, offset in self._places(slot, position, g):
                     touched.setdefault(page, owner)
                     assert self.pages[page].get(offset) == expected, f"slot {number} lost position {position}"
+
+    def _take_span(self, span: Int32Array | None) -> None:
+        if span is not None:
+            length, *members = span.tolist()
+            assert bool(length) == (len(members) > 1)
+            self._span = length, members, dict(self.slots[members[0]].table) if members else {}
+
+    def _see_span(self, number: int) -> None:
+        """Where the span lies there must be what the slot's own tokens are."""
+        length, members, table = self._span
+        if number not in members:
+            return
+        self.num_shared += 1
+        tokens = self.slots[number].tokens
+        assert length < len(tokens), "the newest token is in the span"
+        for g, group in enumerate(self.geometry.groups):
+            if group.is_state or group.is_encoder or group.window is not None:
+                continue
+            assert length % group.block == 0
+            for position in range(length):
+                for j in range(group.pages_per_block):
+                    page = table[g, position // group.block * group.pages_per_block + j]
+                    assert self.pages[page].get(position % group.block) == prefix_hash(tokens[: position + 1])
 
     def _encode(self, admissions: tuple[Admission, ...], touched: dict[int, tuple[int, int]]) -> None:
         """Write the encoder's output; who forks from another finds it there."""

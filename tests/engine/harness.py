@@ -151,6 +151,7 @@ class Engine:
             enable_prefix_caching=self.reuse,
             depth=self.depth,
             tokens_per_step=self.tokens_per_step,
+            least_shared=1,
         )
         self.scheduler = Scheduler(self.geometry, self.num_pages, limits, source=self.source, clock=lambda: 0.0)
         self.worker = FakeExecutor(

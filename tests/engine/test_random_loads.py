@@ -123,3 +123,4 @@ def test_every_answer_is_right_whatever_happens_beside_it(actions, geometry, num
     assert (aborted - finished) <= set(engine.finishes)
     event(f"preemptions: {min(engine.core.stats().num_preemptions, 3)}")
     event(f"hits: {engine.core.stats().prefix_hits > 0}")
+    event(f"shared: {engine.worker.num_shared > 0}")

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from octavo.engine.kvcache.geometry import Geometry, solve
-from octavo.protocol.arrays import int32
+from octavo.protocol.arrays import int32, int64
 from octavo.protocol.control import Control, ResetPrefixCache
 from octavo.protocol.pooling import PoolingParams
+from octavo.protocol.request import Abort
 from tests.engine.fake_worker import encoder_input
 from tests.engine.harness import GEOMETRIES, UNIT, Engine, group, request
 
@@ -268,3 +269,33 @@ def test_lockstep_makes_dummy_plans_of_the_agreed_shape():
     plan = engine.scheduler.plan(lockstep=32)
     assert plan is not None
     assert (plan.dummy, plan.shape, len(plan.slots)) == (True, 32, 0)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_prompt_that_another_computes_is_waited_for_and_computed_once(monkeypatch, depth):
+    monkeypatch.setattr("octavo.engine.schedule.admission._WORTH_WAITING", 3 * UNIT)
+    engine = Engine(GEOMETRIES["full and sliding"], 300, depth=depth, budget=20)
+    front = [family % 7 for family in range(10 * UNIT)]
+    asked = [request(key, [*front, key], max_tokens=3) for key in range(3)]
+    # It begins like the others, but no further than is worth waiting for.
+    asked.append(request(3, [*front[: 2 * UNIT], *range(30)], max_tokens=3))
+    for each in asked:
+        engine.core.handle(each)
+    engine.drain()
+    for each in asked:
+        engine.check_answer(each)
+    assert [engine.starts[key, 0] for key in range(4)] == [0, 10 * UNIT, 10 * UNIT, 2 * UNIT]
+
+
+def test_who_waits_for_a_prompt_goes_on_when_it_is_aborted(monkeypatch):
+    monkeypatch.setattr("octavo.engine.schedule.admission._WORTH_WAITING", UNIT)
+    engine = Engine(GEOMETRIES["full"], 300, budget=8)
+    front = list(range(2, 2 + 10 * UNIT))
+    for key in (0, 1):
+        engine.core.handle(request(key, [*front, key], max_tokens=3))
+    engine.step()
+    assert engine.core.stats().num_running == 1
+    engine.core.handle(Abort(keys=int64([0])))
+    engine.drain()
+    assert engine.starts[1, 0] < 4 * UNIT
+    assert len(engine.outputs[1, 0]) == 3

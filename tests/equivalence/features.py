@@ -92,6 +92,8 @@ FEATURES: dict[str, dict[str, Value]] = {
             proof=lambda happened: happened.cached > 0 or happened.scenario.small_pool or happened.scored,
         ),
     },
+    # Whether pages that rows share are read once.
+    "spans": _engine("least_shared_tokens", 16384, 16),
     "budget": _engine("max_num_batched_tokens", 512, 64, 33, 16),
     "batch": _scenario("batch", 1, 4, 20),
     "order": _scenario("order", "at-once", "shuffled", "staggered"),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from octavo.base.registry import import_path
-from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention import Scoring, Span
 from octavo.ops.paged_attention.reference import paged_attention as reference
 from tests.kernels.binding import NAN
 
@@ -61,6 +61,44 @@ def test_attention_follows_lengths_tables_and_rows(
         )
         bound = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 8e-3}[dtype] * float(expected.abs().max())
         torch.testing.assert_close(found.cpu(), expected, rtol=0.0, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_attention_follows_what_rows_share(dtype: str) -> None:
+    paged_attention = import_path("octavo.ops.paged_attention.triton:paged_attention")
+    generator, torch_dtype = torch.Generator().manual_seed(5), getattr(torch, dtype)
+    pool = torch.randn(PAGES, 2, KV_HEADS, BLOCK, SIZE, generator=generator).to(torch_dtype)
+    there, scoring = pool.cuda(), Scoring(scale=0.2)
+    q = torch.zeros(ROWS, HEADS, SIZE, dtype=torch_dtype, device="cuda")
+    table = torch.zeros(ROWS, 64, dtype=torch.int32, device="cuda")
+    starts, lengths = torch.arange(ROWS + 1, dtype=torch.int32).cuda(), torch.ones(ROWS, dtype=torch.int32).cuda()
+    span = Span(table=table[0].clone(), length=starts[:1].clone(), skips=torch.zeros_like(lengths))
+
+    def run() -> torch.Tensor:
+        return paged_attention(q, there[:, 0], there[:, 1], table, starts, lengths, scoring, span)
+
+    run()
+    graph = torch.cuda.CUDAGraph()  # noqa: TID251
+    with torch.cuda.graph(graph):  # noqa: TID251
+        found = run()
+    for shared, members in ((0, []), (16, [0, 5]), (608, [1, 2, 3]), (0, []), (320, [0, 1, 2, 3, 4, 5])):
+        new_lengths = torch.randint(shared + 1, 1000, (ROWS,), generator=generator, dtype=torch.int32)
+        new_table = torch.randint(PAGES, (ROWS, 64), generator=generator, dtype=torch.int32)
+        new_skips = torch.zeros(ROWS, dtype=torch.int32)
+        if members:
+            new_table[members, : shared // BLOCK] = new_table[members[0], : shared // BLOCK]
+            new_skips[members] = shared
+            span.table.copy_(new_table[members[0]])
+        new_q = torch.randn(ROWS, HEADS, SIZE, generator=generator).to(torch_dtype)
+        for old, new in ((q, new_q), (table, new_table), (lengths, new_lengths), (span.skips, new_skips)):
+            old.copy_(new)
+        span.length.fill_(shared)
+        for _ in range(3):
+            found.fill_(NAN)
+            graph.replay()
+        expected = reference(new_q.double(), *pool.double().unbind(1), new_table, starts.cpu(), new_lengths, scoring)
+        bound = {"float32": 2e-5, "bfloat16": 8e-3}[dtype] * float(expected.abs().max())
+        torch.testing.assert_close(found.cpu(), expected.to(torch_dtype), rtol=0.0, atol=bound)
 
 
 @pytest.mark.parametrize("num_tokens", [3, 200])

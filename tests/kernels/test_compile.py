@@ -26,7 +26,6 @@ KERNELS = {
         "_write",
         "_copy",
         "_attend",
-        "_add_up",
         "_activate",
         "_product",
         "_add_experts",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.ops.paged_attention import Scoring, tiling
+from octavo.ops.paged_attention import Scoring, Span, tiling
 from octavo.ops.paged_attention import reference as torch_reference
 from tests.kernels import formulas
 from tests.kernels.binding import NAN, TOLERANCE, candidates, cases, kernel
@@ -97,6 +97,21 @@ def test_head_sizes_and_shares(name: str, dtype: str, heads: tuple[int, int, int
     _close(batch.run(name, dtype, scoring), batch.expected(scoring), dtype)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"), [case for case in cases("paged_attention") if "cuda" in str(case.values[0])]
+)
+@pytest.mark.parametrize("heads", [(8, 2, 128), (3, 1, 128), (40, 8, 128), (9, 3, 64)], ids=str)
+@pytest.mark.parametrize("rows", [((700, 300),), ((1000, 333), (40, 40), (130, 1), (257, 256))], ids=["one", "many"])
+def test_long_chunks(name: str, dtype: str, heads: tuple[int, int, int], rows: Sequence[tuple[int, int]]) -> None:
+    scoring = Scoring(scale=heads[2] ** -0.5)
+    batch = Batch(rows, heads, dtype, None)
+    expected = batch.expected(scoring)
+    batch.q = torch.cat((batch.q, torch.full((30, *batch.q.shape[1:]), NAN, dtype=batch.q.dtype)))
+    found = batch.run(name, dtype, scoring)
+    _close(found[: len(expected)], expected, dtype)
+    assert (found[len(expected) :] == 0).all()
+
+
 @pytest.mark.parametrize("name", candidates("paged_attention"))
 @pytest.mark.parametrize("rows", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 129, 500])
@@ -170,6 +185,45 @@ def test_decodes_beside_chunks_have_a_launch_of_their_own(monkeypatch: pytest.Mo
     assert torch.equal(found[len(expected) :], torch.zeros(9, 3, 8))
 
 
+@pytest.mark.parametrize(("name", "dtype"), cases("paged_attention"))
+@pytest.mark.parametrize("heads", [(3, 1, 8), (8, 2, 64)], ids=str)
+@pytest.mark.parametrize("tokens", [0, 16, 48, 160])
+@pytest.mark.parametrize("terms", ["plain", "sinks and softcap", "window", "chunks"])
+def test_spans(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, heads: tuple[int, int, int], tokens: int, terms: str
+) -> None:
+    """Three of five rows begin with the span. Of those with one query, the own pages there hold NaN: the span's are read."""
+    monkeypatch.setattr(tiling, "_FEW_TOKENS", 8)
+    queries = 9 if terms == "chunks" else 1
+    sinks = torch.randn(heads[0], generator=torch.Generator().manual_seed(3))
+    scoring = {
+        "plain": Scoring(scale=0.2),
+        "sinks and softcap": Scoring(scale=0.2, softcap=3.0, sinks=sinks),
+        "window": Scoring(scale=0.2, window=1000),
+        "chunks": Scoring(scale=0.2),
+    }[terms]
+    batch = Batch([(200, 1), (161, 1), (5, 1), (170, queries), (220, queries)], heads, dtype, None)
+    members, blocks = [0, 1, 3], tokens // 16
+    for row in members[1:]:
+        for kept in (1, 2):
+            batch.rows[row][kept][:tokens] = batch.rows[0][kept][:tokens]
+    shared = batch.table[0, :blocks].clone()
+    expected = batch.expected(scoring)
+    batch.table[members, :blocks] = shared
+    if terms != "window":
+        batch.table[members[: 3 if queries == 1 else 2], :blocks] = -1
+    skips = torch.zeros(5, dtype=torch.int32)
+    skips[members] = tokens
+    table = torch.full((20,), -1, dtype=torch.int32)
+    table[:blocks] = shared
+    span = Span(table=table, length=torch.tensor([tokens], dtype=torch.int32), skips=skips)
+    paged_attention = kernel("paged_attention", name, dtype)
+    found = paged_attention(
+        batch.q, batch.key_pages, batch.value_pages, batch.table, batch.starts, batch.lengths, scoring, span
+    )
+    _close(found, expected, dtype)
+
+
 @pytest.mark.parametrize("name", candidates("paged_attention"))
 def test_rows_without_queries_and_tokens_without_a_row(name: str) -> None:
     scoring = Scoring(scale=0.2)
@@ -203,9 +257,9 @@ def test_launches_have_a_program_for_every_block(num_tokens: int, num_rows: int)
 def test_work_is_split_until_the_device_is_full_and_no_further() -> None:
     splits = {
         rows: tiling.launches(rows, rows, width=32, heads=8, capacity=8192)[0].splits
-        for rows in (1, 8, 16, 40, 41, 512)
+        for rows in (1, 8, 16, 20, 40, 41, 512)
     }
-    assert splits == {1: 40, 8: 5, 16: 2, 40: 1, 41: 1, 512: 1}
+    assert splits == {1: 40, 8: 5, 16: 1, 20: 2, 40: 1, 41: 1, 512: 1}
     (short,) = tiling.launches(1, 1, width=32, heads=8, capacity=300)
     assert short.splits == 2
 

@@ -11,6 +11,7 @@ from octavo.base.errors import ConfigError
 from octavo.device.cpu import CpuDevice
 from octavo.device.fake import fake_device
 from octavo.ops.registry import bind
+from octavo.protocol.arrays import int32
 from octavo.worker.graphs import row_sizes
 from octavo.worker.runner import ModelRunner
 from tests.worker.toy import FlatToy, Host, Loaded, ToyModel, flat_draw, geometry, toy_spec
@@ -335,3 +336,33 @@ def test_what_a_pool_leaves_is_what_the_largest_steps_took(monkeypatch):
     assert ledger["pool"] == 51 * geometry(1).page_bytes
     assert sum(ledger.values()) == 2**30
     assert ledger["free"] == 2**30 - np.sum([size for owner, size in ledger.items() if owner != "free"])
+
+
+def test_rows_that_share_a_span_read_it_once(monkeypatch):
+    monkeypatch.setattr("octavo.worker.graphs._OFTEN", 1)
+    runner, host, device, _ = make(monkeypatch)
+    front = PROMPTS[2][:8]
+    prompts = {0: [*front, 5], 1: [*front, 7, 11], 2: PROMPTS[3]}
+    got = {slot: [start(runner, host, slot, prompt)] for slot, prompt in prompts.items()}
+    # Slot 1 loses the pages of its own that hold the front.
+    for column in range(4):
+        host.place(1, 0, column, host.free.pop())
+    span, graphs = int32([8, 0, 1]), len(device.graphs)
+    for step in range(9):
+        lengths = {slot: len(prompts[slot]) + len(out) for slot, out in got.items()}
+        for slot, length in lengths.items():
+            host.decode(slot, length)
+        if step == 6:
+            host.release(1)
+            span = int32([0])
+        result = runner.execute(host.plan(span=span if step in (0, 6) else None))
+        if step == 6:
+            got.pop(1)
+        for slot, token in zip(lengths, result.ids.tolist(), strict=True):
+            if slot in got:
+                got[slot].append(token)
+        if step == 5:
+            assert got[1] == FlatToy().greedy(prompts[1], 7)
+            assert len(device.graphs) == graphs + 1
+    assert got == {slot: FlatToy().greedy(prompts[slot], 10) for slot in (0, 2)}
+    assert not runner.slots.skips.any()

@@ -125,8 +125,12 @@ class FlatToy(ToyModel):
             group = context.groups[pages.group]
             for name, new in (("key", k), ("value", v)):
                 pages.planes[name][group.write_pages[:, pages.column], :, group.write_offsets] = new
-            seen = torch.arange(group.table.shape[1] // group.pages_per_block * group.block)
-            places = group.table[:, seen // group.block * group.pages_per_block + pages.column].long()[rows]
+            seen, table = torch.arange(group.table.shape[1] // group.pages_per_block * group.block), group.table
+            if group.span is not None and kept.window is None:
+                blocks = torch.arange(table.shape[1]) // group.pages_per_block
+                shared = (blocks * group.block < group.span.length) & (group.span.skips > 0)[:, None]
+                table = torch.where(shared, group.span.table[: table.shape[1]], table)
+            places = table[:, seen // group.block * group.pages_per_block + pages.column].long()[rows]
             k, v = (pages.planes[name][places, :, seen % group.block] for name in ("key", "value"))
             visible = seen <= context.positions[:, None]
             if kept.window is not None:

@@ -16,6 +16,9 @@ from octavo.protocol.arrays import int32
 from octavo.protocol.output import Start
 from octavo.protocol.step import Admission, StepResult, Transfer
 
+# So many tokens more in the cache soon are worth waiting for.
+_WORTH_WAITING = 1024
+
 
 class Admitter:
     """Admits waiting sequences into a plan. loading: transfers under way, by ticket."""
@@ -26,12 +29,16 @@ class Admitter:
         self._source = source
         self._clock = clock
         self._next_ticket = 0
+        # Who computes a long prompt.
+        self._filling: list[Sequence] = []
 
     def admit(self, rows: Rows) -> tuple[tuple[Admission, ...], tuple[Transfer, ...]]:
         """Admit while there are tokens, slots and pages; returns the plan's admissions and transfers."""
         state = self._state
         admissions: list[Admission] = []
         transfers: list[Transfer] = []
+        computed = state.slots.computed
+        self._filling = [one for one in self._filling if one.slot >= 0 and computed[one.slot] < one.num_prompt - 1]
         while rows.budget > 0:
             sequence = state.waiting.first()
             if sequence is None:
@@ -43,6 +50,8 @@ class Admitter:
             if state.slots.num_free == 0:
                 if state.slots.num_pending == 0:
                     self._make_way(sequence, rows)
+                break
+            if self._filling and self._is_coming(sequence):
                 break
             admission = self._fork(sequence) or self._enter(sequence, transfers)
             if admission is None:
@@ -79,6 +88,26 @@ class Admitter:
             rows.drop(victim.slot)
             state.preempt(victim)
 
+    def _is_coming(self, sequence: Sequence) -> bool:
+        """Whether a running sequence computes tokens that this one begins with, too: it takes them from the cache soon."""
+        state, unit = self._state, self._state.allocator.geometry.hash_unit
+        if sequence.computes_all or sequence.parent is not None or state.allocator.has_states:
+            return False
+        holding = self._holding(sequence)
+        units = (state.allocator.match(holding, sequence.tokens) + _WORTH_WAITING) // unit
+        return any(
+            one.holding.chain[units - 1 : units] == holding.chain[units - 1 : units] != []
+            and state.slots.computed[one.slot] < units * unit
+            for one in self._filling
+            if one.holding is not None
+        )
+
+    def _holding(self, sequence: Sequence) -> Holding:
+        """Return what a waiting sequence holds. Kept while it waits at the head: its prompt is hashed once, not in every step."""
+        if sequence.holding is None:
+            sequence.holding = self._state.allocator.hold(sequence.request.cache_salt, sequence.num_encoder)
+        return sequence.holding
+
     def _fork(self, sequence: Sequence) -> Admission | None:
         state, parent, prompt = self._state, sequence.parent, sequence.num_prompt
         if parent is None or parent.slot < 0 or len(sequence.tokens) > prompt:
@@ -94,10 +123,7 @@ class Admitter:
     def _enter(self, sequence: Sequence, transfers: list[Transfer]) -> Admission | None:
         state, tokens = self._state, sequence.tokens
         allocator = state.allocator
-        # Kept while it waits at the head: its prompt is hashed once, not in every step.
-        holding = sequence.holding = sequence.holding or allocator.hold(
-            sequence.request.cache_salt, sequence.num_encoder
-        )
+        holding = self._holding(sequence)
         matched = 0 if sequence.computes_all else allocator.match(holding, tokens)
         # Room for some output, so that it is not preempted at once; a sequence alone may use the last page.
         wanted = min(len(tokens) + (allocator.geometry.hash_unit if state.running else 0), sequence.limit)
@@ -130,6 +156,8 @@ class Admitter:
         state, request = self._state, sequence.request
         state.waiting.pop()
         slot = state.start(sequence, holding, num_computed)
+        if len(sequence.tokens) - num_computed > _WORTH_WAITING:
+            self._filling.append(sequence)
         if not sequence.started:
             sequence.started = True
             sequence.num_cached = num_cached

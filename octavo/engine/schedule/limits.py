@@ -12,7 +12,8 @@ class ScheduleLimits:
 
     depth: plans in flight (1 synchronous, 2 one step ahead, pipeline stages + 1). tokens_per_step: what a row may yield at
     most in one step, 1 without speculation. generates: whether the model has a head, or gives vectors only. identity: names
-    the model and its weights in persistent prefix keys.
+    the model and its weights in persistent prefix keys. least_shared: tokens that a step must read less for rows to be told
+    that they share a span; 0 for never.
     """
 
     max_num_seqs: int
@@ -24,6 +25,7 @@ class ScheduleLimits:
     tokens_per_step: int = 1
     generates: bool = True
     identity: str = ""
+    least_shared: int = 2**14
 
     @property
     def stages(self) -> int:

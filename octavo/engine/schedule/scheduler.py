@@ -24,6 +24,7 @@ from octavo.engine.schedule.limits import ScheduleLimits
 from octavo.engine.schedule.refusal import refusal
 from octavo.engine.schedule.rows import Rows
 from octavo.engine.schedule.sequence import Sequence
+from octavo.engine.schedule.spans import Spans
 from octavo.engine.schedule.state import ScheduleState
 from octavo.engine.schedule.transfers import NoSource, PrefixSource
 from octavo.protocol.arrays import Int32Array, int32, rows32
@@ -57,6 +58,7 @@ class Scheduler:
     ) -> None:
         self.state = ScheduleState(geometry, num_pages, limits)
         self._controls = PendingControls()
+        self._spans = Spans(geometry, limits)
         self._arrivals = 0
         self._in_flight: deque[_InFlight] = deque()
         self._admitter = Admitter(self.state, source or NoSource(), clock)
@@ -139,7 +141,10 @@ class Scheduler:
         slots, starts, counts, samples = rows.arrays()
         if state.allocator.has_states:
             self._plan_states(slots, starts, counts)
-        table, copies, copies_after = state.allocator.take_table()
+        writes, copies, copies_after = state.allocator.take_table()
+        table = rows32(writes, 4)  # pyright: ignore[reportArgumentType]
+        if writes:
+            self._spans.tables.append(table)
         plan = StepPlan(
             id=number,
             slots=slots,
@@ -150,7 +155,8 @@ class Scheduler:
             scores=state.slots.scoring(slots, starts) if state.slots.num_scores else _NO_ROWS,
             admissions=admissions,
             releases=int32(state.slots.released),
-            table=rows32(table, 4),  # pyright: ignore[reportArgumentType]
+            table=table,
+            span=None if state.changes == self._spans.changes else self._spans.update(state),
             copies_before=rows32(copies, 4),  # pyright: ignore[reportArgumentType]
             copies_after=rows32(copies_after, 4),  # pyright: ignore[reportArgumentType]
             transfers=transfers,

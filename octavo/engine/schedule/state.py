@@ -21,7 +21,7 @@ class ScheduleState:
     """All sequences, by request and by where they are.
 
     reserved_pages: what the rest of running prefills will take. last_plan: number of the newest plan made. done_plan: of the
-    newest whose result is there; those between are in flight.
+    newest whose result is there; those between are in flight. changes: how often others were running than before.
     """
 
     def __init__(self, geometry: Geometry, num_pages: int, limits: ScheduleLimits) -> None:
@@ -37,7 +37,8 @@ class ScheduleState:
         self.done_plan = -1
         self._num_choices = 0
         self._running_slots: Int32Array = int32()
-        self._changed = False
+        self.changes = 0
+        self._changes = 0
 
     @property
     def num_in_flight(self) -> int:
@@ -69,10 +70,10 @@ class ScheduleState:
 
     def current_slots(self) -> Int32Array:
         """Return the slots of running sequences in queue order."""
-        if self._changed:
+        if self.changes != self._changes:
             self.running.sort(key=lambda sequence: sequence.order)
             self._running_slots = int32([sequence.slot for sequence in self.running])
-            self._changed = False
+            self._changes = self.changes
         return self._running_slots
 
     def sequence_of(self, slot: int) -> Sequence:
@@ -99,7 +100,7 @@ class ScheduleState:
         sequence.holding = holding
         self.note_capacity(sequence)
         self.running.append(sequence)
-        self._changed = True
+        self.changes += 1
         self._set_event(sequence)
         return slot
 
@@ -185,4 +186,4 @@ class ScheduleState:
         self.slots.release(sequence.slot, self.last_plan)
         sequence.holding = None
         self.running.remove(sequence)
-        self._changed = True
+        self.changes += 1

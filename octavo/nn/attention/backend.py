@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.nn.heads import Heads
-from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention import Scoring, Span
 from octavo.ops.rope_write import HeadNorms, Rotation
 from octavo.protocol.kept import Plane
 
@@ -46,6 +46,7 @@ class AttentionBackend(Protocol):
         query_starts: Tensor,
         lengths: Tensor,
         scoring: Scoring,
+        span: Span | None = None,
     ) -> Tensor:
         """Return [T, H, D] for q [T, H, D]; the step's own keys and values are in the pages already."""
         ...

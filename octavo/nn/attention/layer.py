@@ -6,7 +6,7 @@ Shapes: T tokens, H query heads, K key/value heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -127,8 +127,10 @@ class Attention(nn.Module):
             q = q if self.q_norm is None else self.q_norm(q)
             if self.rope is not None:
                 self.rope(q, q[:, :0], ctx.positions)
-        table = group.table[:, pages.column :: group.pages_per_block]
-        attended = self.backend.attend(q, pages.planes, table, ctx.query_starts, ctx.lengths, self.scoring)
+        columns, span = slice(pages.column, None, group.pages_per_block), group.span
+        span = None if span is None else replace(span, table=span.table[columns])
+        table = group.table[:, columns]
+        attended = self.backend.attend(q, pages.planes, table, ctx.query_starts, ctx.lengths, self.scoring, span)
         return attended.flatten(1)
 
     def _keep(self, q: Tensor, k: Tensor, v: Tensor, ctx: ForwardContext) -> Tensor:

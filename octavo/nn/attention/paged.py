@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.nn.attention.capabilities import AttentionNeeds
 from octavo.nn.heads import Heads
-from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention import Scoring, Span
 from octavo.ops.registry import Kernels
 from octavo.ops.rope_write import HeadNorms, Rotation
 from octavo.protocol.kept import Plane
@@ -58,6 +58,7 @@ class PagedBackend:
         query_starts: Tensor,
         lengths: Tensor,
         scoring: Scoring,
+        span: Span | None = None,
     ) -> Tensor:
         """See `AttentionBackend.attend`."""
-        return self._paged_attention(q, planes["key"], planes["value"], table, query_starts, lengths, scoring)
+        return self._paged_attention(q, planes["key"], planes["value"], table, query_starts, lengths, scoring, span)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.ops.paged_attention.triton import row_of
+from octavo.ops.paged_attention.triton_pieces import row_of
 from octavo.ops.states import StatePages
 
 _TOKENS, _CHANNELS = 16, 128

@@ -18,7 +18,7 @@ from octavo.base.facts import Activation
 from octavo.ops.gated_activation import GatedActivation
 from octavo.ops.gated_activation.triton import activated
 from octavo.ops.grouped_experts import ExpertStack
-from octavo.ops.paged_attention.triton import row_of
+from octavo.ops.paged_attention.triton_pieces import row_of
 from octavo.ops.triton_target import precision_of, shared_bytes
 
 # Up to this many pairs, each is a block of its own: what sorting would save costs more than reading some weights twice.

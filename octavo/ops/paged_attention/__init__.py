@@ -30,6 +30,19 @@ class Scoring:
     sinks: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Span:
+    """Leading tokens that rows share. No query is of a token in the span.
+
+    table: int32 [C], the span's pages. length: int32 [1], its tokens, full blocks; 0 for none. skips: int32 [R], `length` for
+    rows that begin with the span, 0 for others.
+    """
+
+    table: Tensor
+    length: Tensor
+    skips: Tensor
+
+
 class PagedAttention(Protocol):
     """Causal attention over pages."""
 
@@ -42,13 +55,15 @@ class PagedAttention(Protocol):
         query_starts: Tensor,
         lengths: Tensor,
         scoring: Scoring,
+        span: Span | None = None,
     ) -> Tensor:
         """Return [T, H, D] in q's dtype, accumulated in float32; zeros for tokens that belong to no row.
 
         q: [T, H, D]. key_pages, value_pages: strided views [P, K, B, D], written already. table: int32 [R, C], a row's
         block i lies in page `table[r, i]`; entries outside the row's window or length may be anything, and so may what
         pages hold beyond them. query_starts: int32 [R + 1]. lengths: int32 [R]; the queries of row r are its last
-        `query_starts[r + 1] - query_starts[r]` tokens. Query heads h * H / K and on share key head h.
+        `query_starts[r + 1] - query_starts[r]` tokens. Query heads h * H / K and on share key head h. span: the same tokens
+        are in the pages of its rows' tables too; whoever can reads them once for all.
         """
         ...
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention import Scoring, Span
 
 # The most queries and the most scores (64 MiB of float32) of a tile.
 _TILE_QUERIES = 256
@@ -29,6 +29,7 @@ def paged_attention(
     query_starts: Tensor,
     lengths: Tensor,
     scoring: Scoring,
+    span: Span | None = None,
 ) -> Tensor:
     """See `PagedAttention`; here values may have another size than keys."""
     starts, num_heads, block = query_starts.tolist(), key_pages.shape[1], key_pages.shape[2]
@@ -36,21 +37,24 @@ def paged_attention(
     if starts[-1] < len(out):
         out[starts[-1] :] = 0
     q_TKGD, out_TKGD = q.unflatten(1, (num_heads, -1)), out.unflatten(1, (num_heads, -1))
+    skips = [0] * len(lengths) if span is None else span.skips.tolist()
     for row, (length, pages) in enumerate(zip(lengths.tolist(), table.tolist(), strict=True)):
         first, last = starts[row], starts[row + 1]
         if first == last:
             continue
+        if span is not None and scoring.window is None:
+            pages[: skips[row] // block] = span.table[: skips[row] // block].tolist()
         # The first token that any of the row's queries sees, and the pages from there on.
         begin = 0 if scoring.window is None else max(0, length - (last - first) + 1 - scoring.window)
         seen = pages[begin // block : -(-length // block)]
-        span = slice(begin % block, begin % block + length - begin)
+        within = slice(begin % block, begin % block + length - begin)
         if last - first == 1:
-            out_TKGD[first] = _decode(q_TKGD[first], key_pages, value_pages, seen, span, scoring)
+            out_TKGD[first] = _decode(q_TKGD[first], key_pages, value_pages, seen, within, scoring)
             continue
         index = torch.tensor(seen, device=q.device)
         for head, of_head in enumerate(_by_head(scoring, num_heads)):
             keys, values = (
-                pool[:, head].index_select(0, index).flatten(0, 1)[span].float() for pool in (key_pages, value_pages)
+                pool[:, head].index_select(0, index).flatten(0, 1)[within].float() for pool in (key_pages, value_pages)
             )
             _chunk(q_TKGD[first:last, head], keys, values, of_head, out_TKGD[first:last, head])
     return out

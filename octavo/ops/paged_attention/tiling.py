@@ -33,7 +33,7 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One launch. by: what a program's first number counts ("row", "token", "block" of queries of a row).
+    """One launch. by: what a program's first number counts ("row", "token", "block" of queries of a row, or of all: "span").
 
     skip_ones: rows of one query are left to another launch.
     """
@@ -45,10 +45,11 @@ class Launch:
     splits: int
 
 
-def tiling(rows: int, features: int, itemsize: int, shared: int, *, crowded: bool = False) -> Tiling:
+def tiling(rows: int, features: int, itemsize: int, shared: int, programs: int, *, split: bool = False) -> Tiling:
     """Choose a tiling. rows: M that is wanted. features: of a token's key and value. shared: bytes that a program may have.
 
-    crowded: there are more than PROGRAMS. All as measured best on an H200, for heads of 128 and latents of 576 in bfloat16.
+    programs: how many there are. split: several share their keys. All as measured best on an H200, for heads of 128 and latents
+    of 576 in bfloat16.
     """
     token = features * itemsize
     most = 128 if token <= 512 else 64 if token <= 1024 or (itemsize == 2 and shared > _LARGE_SHARED) else 16
@@ -62,9 +63,12 @@ def tiling(rows: int, features: int, itemsize: int, shared: int, *, crowded: boo
     if token > 1024:
         # A latent is key and value: queries are as wide as both.
         keys, queries = 64 if large else keys, 2 * queries
-    most = 2 if rows == 128 or crowded or keys == 16 or (large and rows == 64) else 3
+    most = 2 if rows == 128 or programs > PROGRAMS or keys == 16 or (large and rows == 64) else 3
     stages = max(1, min(most, 1 + (shared - 2 * queries) // (keys * token)))
     warps = 8 if rows == 128 or rows * features >= 2**15 or large else 4
+    if rows == 16 and 256 < token <= 512 and itemsize == 2 and not split and programs <= PROGRAMS:
+        # A program for all keys of a row, and no other beside it to hide what it waits for.
+        warps, keys = 8, 128 if programs <= LARGE_PROGRAMS and 3 * 128 * token < shared else keys
     return Tiling(rows=rows, keys=keys, stages=stages, warps=warps)
 
 
@@ -77,6 +81,8 @@ def launches(
     """
 
     def splits(programs: int) -> int:
+        if 3 * LARGE_PROGRAMS // 4 <= programs <= LARGE_PROGRAMS:
+            return 1
         return max(1, min(room // programs, capacity // LEAST_KEYS, MOST_SPLITS))
 
     if num_tokens <= num_rows:
@@ -93,3 +99,11 @@ def launches(
         Launch(by="row", num_places=num_rows, skip_ones=False, queries=1, splits=splits(num_rows * heads)),
         Launch(by="block", num_places=num_blocks, skip_ones=True, queries=queries, splits=1),
     )
+
+
+def span_launch(num_rows: int, *, width: int, heads: int, capacity: int) -> Launch:
+    """Choose the launch over what rows share: their queries, one each, in blocks as wide as can be. See `launches`."""
+    queries = min(width, 1 << (num_rows - 1).bit_length())
+    num_blocks = ceil_div(num_rows, queries)
+    splits = max(1, min(LARGE_PROGRAMS // (num_blocks * heads), capacity // LEAST_KEYS, MOST_SPLITS))
+    return Launch(by="span", num_places=num_blocks, skip_ones=False, queries=queries, splits=splits)

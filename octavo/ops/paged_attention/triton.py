@@ -1,8 +1,9 @@
 """Attention in Triton: one kernel for decodes, chunks and mixed batches, over pages, latents or the step's own tokens.
 
 A program takes a few queries of one row, all query heads that share a key head (or a tile of them), and one of S splits of
-the keys that these queries see; a second kernel adds up the splits. What a program works on follows from its number and from
-tensors on the device alone, so a captured launch stays right when rows, lengths and tables change.
+the keys that these queries see; the last to come to its end adds up the splits. Where rows share a span of tokens, a launch
+before takes the queries of many rows together and leaves splits of its own. What a program works on follows from its number
+and from tensors on the device alone, so a captured launch stays right when rows, lengths and tables change.
 
 Shapes: T tokens, R rows, H query heads, K key/value heads, G = H / K, D head size, S splits, M query rows of a program
 (queries times heads), N keys of a tile.
@@ -10,255 +11,76 @@ Shapes: T tokens, R rows, H query heads, K key/value heads, G = H / K, D head si
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.ops.paged_attention import Scoring
-from octavo.ops.paged_attention.tiling import LARGE_PROGRAMS, LEAST_KEYS, MOST_SPLITS, PROGRAMS, launches, tiling
+from octavo.ops.paged_attention import Scoring, Span
+from octavo.ops.paged_attention.tiling import (
+    LARGE_PROGRAMS,
+    LEAST_KEYS,
+    PROGRAMS,
+    Launch,
+    launches,
+    span_launch,
+    tiling,
+)
+from octavo.ops.paged_attention.triton_pieces import add_parts, add_sinks, fold_tiles, queries_of, split_of
 from octavo.ops.triton_target import precision_of, shared_bytes
 
-
-@triton.jit
-def row_of(starts_ptr, place, num_rows, QUERIES: tl.constexpr, BLOCKS: tl.constexpr):
-    """Return the row of a token, or of a block of queries if BLOCKS; num_rows if it has none.
-
-    Every row begins a block of its own: block `starts[r] // QUERIES + r` is its first.
-    """
-    low, high = num_rows * 0, num_rows
-    while low < high:
-        middle = (low + high + 1) // 2
-        begins = tl.load(starts_ptr + middle)
-        if BLOCKS:
-            begins = begins // QUERIES + middle
-        if begins <= place:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-@triton.jit
-def _weigh(
-    scores,
-    places,
-    positions,
-    slopes,
-    largest,
-    scale,
-    softcap,
-    window,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    """Return (weights, largest score, factor for what was summed before), all to base 2. scores: [M, N]."""
-    LOG2_E: tl.constexpr = 1.4426950408889634
-    if HAS_SOFTCAP:
-        small = tl.exp2(tl.abs(scores) * (scale / softcap * (-2.0 * LOG2_E)))
-        capped = (1.0 - small) / (1.0 + small) * (softcap * LOG2_E)
-        scores = tl.where(scores * scale < 0.0, -capped, capped)
-    else:
-        scores = scores * (scale * LOG2_E)
-    if HAS_SLOPES:
-        scores -= slopes[:, None] * LOG2_E * (positions[:, None] - places[None, :]).to(tl.float32)
-    if MASKED:
-        seen = places[None, :] <= positions[:, None]
-        if HAS_WINDOW:
-            seen &= places[None, :] > positions[:, None] - window
-        scores = tl.where(seen, scores, float("-inf"))
-    highest = tl.maximum(largest, tl.max(scores, 1))
-    # A row that has seen nothing yet: minus infinity less itself is no number.
-    base = tl.where(highest == float("-inf"), 0.0, highest)
-    return tl.exp2(scores - base[:, None]), highest, tl.exp2(largest - base)
-
-
-@triton.jit
-def _queries_of(place, starts_ptr, num_tokens, num_rows, BY: tl.constexpr, QUERIES: tl.constexpr):
-    """Return (row, its first token, the token behind its last, the program's first query); num_rows for tokens of no row.
-
-    A program whose first query lies behind the row's last has nothing to do.
-    """
-    row = place
-    if BY == "block":
-        row = row_of(starts_ptr, place, num_rows, QUERIES, True)
-    if BY == "token":
-        # Mostly every row has one token.
-        known = tl.minimum(place, num_rows - 1)
-        if (tl.load(starts_ptr + known) != place) | (tl.load(starts_ptr + known + 1) != place + 1):
-            row = row_of(starts_ptr, place, num_rows, 1, False)
-    first, stop = tl.load(starts_ptr + row), num_tokens
-    if row < num_rows:
-        stop = tl.load(starts_ptr + row + 1)
-    query = first
-    if BY == "token":
-        query = place
-    if BY == "block":
-        query = first + (place - first // QUERIES - row) * QUERIES
-    if BY == "row":
-        query = tl.where(stop == first + 1, first, stop)
-    return row, first, stop, query
-
-
-@triton.jit
-def _pages_of(places, table_ptr, table_column, begin, end, BLOCK: tl.constexpr):
-    """Look up pages. BLOCK 0: there is no table, a page is a token."""
-    if BLOCK == 0:
-        pages = places
-    else:
-        pages = tl.load(table_ptr + places // BLOCK * table_column, mask=(places >= begin) & (places < end), other=0)
-    return pages
-
-
-@triton.jit
-def _tiles(
-    sums,
-    total,
-    largest,
-    q,
-    q_rest,
-    keys_ptr,
-    values_ptr,
-    table_ptr,
-    positions,
-    slopes,
-    scale,
-    softcap,
-    window,
-    low,
-    high,
-    begin,
-    end,
-    page_stride,
-    offset_stride,
-    table_column,
-    SIZE: tl.constexpr,
-    REST: tl.constexpr,
-    D: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Fold the tiles low..high into the sums [M, D], the totals [M] and the largest scores [M]. MASKED: not all see all."""
-    features = tl.arange(0, D)
-    # Pages are looked up one tile ahead, so that keys and values never wait for a table.
-    places = low * N + tl.arange(0, N)
-    pages = _pages_of(places, table_ptr, table_column, begin, end, BLOCK)
-    for _ in range(low, high):
-        at = pages.to(tl.int64) * page_stride
-        if BLOCK > 0:
-            at += places % BLOCK * offset_stride
-        here = ((places >= begin) & (places < end))[:, None]
-        if SIZE < D:
-            here &= (features < SIZE)[None, :]
-        if MASKED or SIZE < D:
-            keys = tl.load(keys_ptr + at[:, None] + features[None, :], mask=here, other=0.0)
-        else:
-            keys = tl.load(keys_ptr + at[:, None] + features[None, :])
-        if REST > 0:
-            # A latent serves as key, with the rest behind it, and as value.
-            more = SIZE + tl.arange(0, q_rest.shape[1])
-            there = ((places >= begin) & (places < end))[:, None] & (more < SIZE + REST)[None, :]
-            rest = tl.load(keys_ptr + at[:, None] + more[None, :], mask=there, other=0.0)
-            values = keys
-        elif MASKED or SIZE < D:
-            values = tl.load(values_ptr + at[:, None] + features[None, :], mask=here, other=0.0)
-        else:
-            values = tl.load(values_ptr + at[:, None] + features[None, :])
-        coming = places + N
-        pages = _pages_of(coming, table_ptr, table_column, begin, end, BLOCK)
-        scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
-        if REST > 0:
-            scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision=PRECISION)
-        weights, largest, factor = _weigh(
-            scores, places, positions, slopes, largest, scale, softcap, window,
-            HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, MASKED,
-        )  # fmt: skip
-        total = total * factor + tl.sum(weights, 1)
-        sums = tl.dot(weights.to(values.dtype), values, sums * factor[:, None], input_precision=PRECISION)
-        places = coming
-    return sums, total, largest
+# Programs whose splits are added up.
+_MOST_ARRIVALS = 2**16
 
 
 @triton.jit(
-    do_not_specialize=["window", "num_tokens", "num_rows", "table_row"], do_not_specialize_on_alignment=["table_ptr"]
+    do_not_specialize=["window", "num_tokens", "num_rows", "num_parts", "first_part", "table_row"],
+    do_not_specialize_on_alignment=["table_ptr"],
 )
 def _attend(
-    q_ptr,
-    keys_ptr,
-    values_ptr,
-    table_ptr,
-    starts_ptr,
-    lengths_ptr,
-    slopes_ptr,
-    sinks_ptr,
-    out_ptr,
-    parts_ptr,
-    lses_ptr,
-    scale,
-    softcap,
-    window,
-    num_tokens,
-    num_rows,
-    q_token,
-    q_head,
-    page_stride,
-    head_stride,
-    offset_stride,
-    table_row,
-    table_column,
-    CAUSAL: tl.constexpr,
-    BY: tl.constexpr,
-    SKIP_ONES: tl.constexpr,
-    SPLIT: tl.constexpr,
-    LEAST: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEADS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    SIZE: tl.constexpr,
-    REST: tl.constexpr,
-    M: tl.constexpr,
-    D: tl.constexpr,
-    DR: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    LOG2_E: tl.constexpr = 1.4426950408889634
+    q_ptr, keys_ptr, values_ptr, table_ptr, starts_ptr, lengths_ptr, slopes_ptr, sinks_ptr, skips_ptr, out_ptr, parts_ptr,
+    lses_ptr, arrivals_ptr, scale, softcap, window, num_tokens, num_rows, num_parts, first_part, q_token, q_head, page_stride,
+    head_stride, offset_stride, table_row, table_column, CAUSAL: tl.constexpr, BY: tl.constexpr, SKIP_ONES: tl.constexpr,
+    SPLIT: tl.constexpr, LEAST: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr,
+    SIZE: tl.constexpr, REST: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DR: tl.constexpr, N: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SPAN: tl.constexpr, MERGED: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     HEAD_TILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     place, split = tl.program_id(0), tl.program_id(2)
     key_head, first_head = tl.program_id(1) // HEAD_TILES, tl.program_id(1) % HEAD_TILES * HEADS
     if BY == "block":
         # Later blocks of a row see more: they go first.
         place = tl.num_programs(0) - 1 - place
-    row, first, stop, query = _queries_of(place, starts_ptr, num_tokens, num_rows, BY, QUERIES)
+    row, first, stop, length, query = queries_of(
+        place, starts_ptr, lengths_ptr, num_tokens, num_rows, BY, QUERIES, BLOCK
+    )
     if query >= stop:
         return
     if SKIP_ONES:
         if (row < num_rows) & (stop == first + 1):
             return
-    length = stop * 0
-    if row < num_rows:
-        length = stop - first
-        if BLOCK > 0:
-            length = tl.load(lengths_ptr + row)
     members = tl.arange(0, M)
     queries, heads = query + members // HEADS, first_head + members % HEADS
     here = (queries < stop) & (members < QUERIES * HEADS) & (heads < GROUP)
+    asked, owners = here, queries
     heads += key_head * GROUP
+    if BY == "span":
+        queries = tl.load(starts_ptr + owners, mask=here, other=0)
+        asked &= tl.load(skips_ptr + owners, mask=here, other=0) > 0
+        asked &= tl.load(starts_ptr + owners + 1, mask=here, other=0) == queries + 1
+        if tl.sum(asked.to(tl.int32), 0) == 0:
+            length *= 0
+    elif HAS_SPAN:
+        # The row begins behind the span.
+        skip = tl.load(skips_ptr + row)
+        length -= skip
+        table_ptr += skip // BLOCK * table_column
     # Which keys: those of the first query's window up to the last query. The first `shared` of them are seen by every query.
     begin, end, shared = 0, length, length
-    positions = tl.where(here, length - 1, -1)
+    positions = tl.where(asked, length - 1, -1)
     if CAUSAL:
         cached = length - (stop - first) - first
         positions = tl.where(here, cached + queries, -1)
@@ -269,18 +91,19 @@ def _attend(
     low, high = begin // N, tl.cdiv(end, N)
     num_splits = tl.num_programs(2)
     if SPLIT:
-        share = tl.maximum(tl.cdiv(high - low, num_splits), LEAST)
-        low = low + split * share
-        high = tl.minimum(low + share, high)
+        low, high, num_splits = split_of(low, high, split, num_splits, LEAST)
+        if BY != "span":
+            if split >= num_splits:
+                return
     features = tl.arange(0, D)
     outs = here[:, None] & (features < SIZE)[None, :]
     q_at = queries[:, None].to(tl.int64) * q_token + heads[:, None] * q_head + features[None, :]
     q = tl.load(q_ptr + q_at, mask=outs, other=0.0)
     q_rest = q
     if REST > 0:
-        more = SIZE + tl.arange(0, DR)
-        rest_at = queries[:, None].to(tl.int64) * q_token + heads[:, None] * q_head + more[None, :]
-        q_rest = tl.load(q_ptr + rest_at, mask=here[:, None] & (more < SIZE + REST)[None, :], other=0.0)
+        more = tl.arange(0, DR)
+        rest_at = queries[:, None].to(tl.int64) * q_token + heads[:, None] * q_head + SIZE + more[None, :]
+        q_rest = tl.load(q_ptr + rest_at, mask=here[:, None] & (more < REST)[None, :], other=0.0)
     slopes = positions.to(tl.float32)
     if HAS_SLOPES:
         slopes = tl.load(slopes_ptr + heads, mask=here, other=0.0).to(tl.float32)
@@ -298,82 +121,56 @@ def _attend(
     plain, ragged = low, low
     if HAS_WINDOW and QUERIES > 1:
         plain = tl.minimum(tl.maximum(low, tl.cdiv(tl.maximum(end - window, 0), N)), high)
-        sums, total, largest = _tiles(
+        sums, total, largest = fold_tiles(
             sums, total, largest, q, q_rest, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
             low, plain, begin, end, page_stride, offset_stride, table_column,
             SIZE, REST, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, True, PRECISION,
         )  # fmt: skip
     if QUERIES > 1:
         ragged = tl.maximum(tl.minimum(shared // N, high), plain)
-        sums, total, largest = _tiles(
+        sums, total, largest = fold_tiles(
             sums, total, largest, q, q_rest, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
             plain, ragged, begin, end, page_stride, offset_stride, table_column,
             SIZE, REST, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, False, PRECISION,
         )  # fmt: skip
-    sums, total, largest = _tiles(
+    sums, total, largest = fold_tiles(
         sums, total, largest, q, q_rest, keys_ptr, values_ptr, table_ptr, positions, slopes, scale, softcap, window,
         ragged, high, begin, end, page_stride, offset_stride, table_column,
         SIZE, REST, D, N, BLOCK, HAS_SOFTCAP, HAS_SLOPES, HAS_WINDOW, True, PRECISION,
     )  # fmt: skip
     num_heads = tl.num_programs(1) // HEAD_TILES * GROUP
-    if not SPLIT:
-        if HAS_SINKS:
-            sinks = tl.load(sinks_ptr + heads, mask=here, other=0.0).to(tl.float32) * LOG2_E
-            highest = tl.maximum(largest, sinks)
-            sums *= tl.exp2(largest - highest)[:, None]
-            total = total * tl.exp2(largest - highest) + tl.exp2(sinks - highest)
-        sums /= tl.where(total > 0.0, total, 1.0)[:, None]
-        out_at = (queries[:, None].to(tl.int64) * num_heads + heads[:, None]) * SIZE + features[None, :]
-        tl.store(out_ptr + out_at, sums.to(out_ptr.dtype.element_ty), mask=outs)
-    else:
-        owners = queries
+    if SPLIT:
         if BY == "row":
             owners = row + tl.zeros([M], tl.int32)
-        at = (owners.to(tl.int64) * num_heads + heads) * num_splits + split
-        tl.store(lses_ptr + at, largest + tl.log2(total), mask=here)
-        if low < high:
-            sums /= tl.where(total > 0.0, total, 1.0)[:, None]
-            tl.store(parts_ptr + at[:, None] * SIZE + features[None, :], sums, mask=outs)
-
-
-@triton.jit(do_not_specialize=["num_splits"])
-def _add_up(
-    parts_ptr,
-    lses_ptr,
-    starts_ptr,
-    sinks_ptr,
-    out_ptr,
-    num_splits,
-    BY_ROW: tl.constexpr,
-    S: tl.constexpr,
-    SIZE: tl.constexpr,
-    D: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    """Add up one head's splits, weighted by their log-sum-exps (to base 2)."""
-    place, head, num_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    token = place
-    if BY_ROW:
-        token = tl.load(starts_ptr + place).to(tl.int64)
-        if tl.load(starts_ptr + place + 1) != token + 1:
+        at = (owners.to(tl.int64) * num_heads + heads) * num_parts + first_part + split
+        tl.store(lses_ptr + at, tl.where(asked, largest + tl.log2(total), float("-inf")), mask=here)
+        means = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+        tl.store(parts_ptr + at[:, None] * SIZE + features[None, :], means, mask=outs & asked[:, None])
+        if BY == "span":
             return
-    splits, features = tl.arange(0, S), tl.arange(0, D)
-    at = (place * num_heads + head) * num_splits + splits
-    lses = tl.load(lses_ptr + at, mask=splits < num_splits, other=float("-inf"))
-    largest = tl.max(lses, 0)
+        # Everything is written before the arrival is counted; whoever arrives last begins the count anew.
+        tl.debug_barrier()
+        arrival_ptr = arrivals_ptr + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if tl.atomic_add(arrival_ptr, 1, sem="acq_rel") != num_splits - 1:
+            return
+        tl.atomic_xchg(arrival_ptr, 0, sem="relaxed")
+        if MERGED < M:
+            # Of one query, only the heads that there are.
+            members = tl.arange(0, MERGED)
+            queries, heads = query + members // HEADS, first_head + members % HEADS
+            here = (queries < stop) & (heads < GROUP)
+            heads += key_head * GROUP
+            outs = here[:, None] & (features < SIZE)[None, :]
+        owners = row + tl.zeros([MERGED], tl.int32) if BY == "row" else queries
+        at = (owners.to(tl.int64) * num_heads + heads) * num_parts
+        sums, total, largest = add_parts(
+            parts_ptr, lses_ptr, at, here, first_part + num_splits, SIZE, MERGED, D, CHUNK
+        )  # fmt: skip
     if HAS_SINKS:
-        sink = tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
-        largest = tl.maximum(largest, sink)
-    weights = tl.exp2(lses - tl.where(largest == float("-inf"), 0.0, largest))
-    total = tl.sum(weights, 0)
-    if HAS_SINKS:
-        total += tl.exp2(sink - largest)
-    # Splits without keys wrote nothing.
-    wrote = (lses > float("-inf"))[:, None] & (features < SIZE)[None, :]
-    parts = tl.load(parts_ptr + at[:, None] * SIZE + features[None, :], mask=wrote, other=0.0)
-    sums = tl.sum(parts * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    out_at = (token * num_heads + head) * SIZE + features
-    tl.store(out_ptr + out_at, sums.to(out_ptr.dtype.element_ty), mask=features < SIZE)
+        sums, total = add_sinks(sums, total, largest, sinks_ptr + heads, here)
+    sums /= tl.where(total > 0.0, total, 1.0)[:, None]
+    out_at = (queries[:, None].to(tl.int64) * num_heads + heads[:, None]) * SIZE + features[None, :]
+    tl.store(out_ptr + out_at, sums.to(out_ptr.dtype.element_ty), mask=outs)
 
 
 def paged_attention(
@@ -384,9 +181,18 @@ def paged_attention(
     query_starts: Tensor,
     lengths: Tensor,
     scoring: Scoring,
+    span: Span | None = None,
 ) -> Tensor:
     """See `PagedAttention`."""
-    return attend(q, key_pages, value_pages, table, query_starts, lengths, scoring)
+    if scoring.window is not None or scoring.slopes is not None:
+        span = None
+    return attend(q, key_pages, value_pages, table, query_starts, lengths, scoring, span=span)
+
+
+@functools.cache
+def _arrivals(device: torch.device) -> Tensor:
+    """Return numbers of arrivals, which are zero between launches."""
+    return torch.zeros(_MOST_ARRIVALS, dtype=torch.int32, device=device)
 
 
 def attend(
@@ -399,6 +205,7 @@ def attend(
     scoring: Scoring,
     *,
     causal: bool = True,
+    span: Span | None = None,
 ) -> Tensor:
     """Launch the kernels; returns [T, H, features of values]. keys, values: strided views [P, K, B, features].
 
@@ -413,49 +220,62 @@ def attend(
         return out
     D, DR = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(max(rest, 1)))
     features, shared = D + DR if rest else 2 * D, shared_bytes()
-    widest = tiling(128, features, q.itemsize, shared).rows
+    widest = tiling(128, features, q.itemsize, shared, 1).rows
     heads = min(triton.next_power_of_2(group), 64, widest)
     head_programs = keys.shape[1] * triton.cdiv(group, heads)
     capacity = num_tokens if table is None else table.shape[1] * block
     room = LARGE_PROGRAMS if features * q.itemsize > 1024 else PROGRAMS
     cut = launches(num_tokens, num_rows, width=widest // heads, heads=head_programs, capacity=capacity, room=room)
-    for launch in cut:
-        crowded = launch.num_places * head_programs * launch.splits > PROGRAMS
-        tiles = tiling(launch.queries * heads, features, q.itemsize, shared, crowded=crowded)
-        by_row, splits = launch.by == "row", launch.splits
-        places = num_rows if by_row else num_tokens
-        parts = lses = out
-        if splits > 1:
-            parts = torch.empty((places, num_heads, splits, size), dtype=torch.float32, device=q.device)
-            lses = torch.empty((places, num_heads, splits), dtype=torch.float32, device=q.device)
-        _attend[(launch.num_places, head_programs, splits)](
+    if cut[0].by == "block" or (cut[0].by == "token" and num_tokens != num_rows):
+        span = None
+    first = span_launch(num_rows, width=widest // heads, heads=head_programs, capacity=capacity) if span else None
+    # Of a split launch: its own parts lie behind those of the span.
+    num_parts = (first.splits if first else 0) + max(launch.splits for launch in cut)
+    split, parts, lses = num_parts > 1, out, out
+    if split:
+        places = num_rows if cut[0].by == "row" else num_tokens
+        parts = torch.empty((places, num_heads, num_parts, size), dtype=torch.float32, device=q.device)
+        lses = torch.empty((places, num_heads, num_parts), dtype=torch.float32, device=q.device)
+
+    def go(launch: Launch, first_part: int) -> None:
+        programs = launch.num_places * head_programs * launch.splits
+        tiles = tiling(launch.queries * heads, features, q.itemsize, shared, programs, split=launch.splits > 1)
+        merged = min(tiles.rows, launch.queries * heads)
+        of_span, spanned = launch.by == "span", span if launch.by != "block" else None
+        pages = span.table if span and of_span else table
+        assert launch.num_places * head_programs <= _MOST_ARRIVALS or launch.splits == 1
+        _attend[(launch.num_places, head_programs, launch.splits)](
             q,
             keys,
             values,
-            table,
+            pages,
             query_starts,
-            lengths,
+            span.length if span and of_span else lengths,
             scoring.slopes,
             scoring.sinks,
+            spanned.skips if spanned else None,
             out,
             parts,
             lses,
+            _arrivals(q.device),
             scoring.scale,
             scoring.softcap or 0.0,
             scoring.window or 0,
             num_tokens,
             num_rows,
+            num_parts,
+            first_part,
             q.stride(0),
             q.stride(1),
             keys.stride(0),
             keys.stride(1),
             keys.stride(2),
-            0 if table is None else table.stride(0),
-            0 if table is None else table.stride(1),
-            CAUSAL=causal,
+            0 if pages is None or of_span else pages.stride(0),
+            0 if pages is None else pages.stride(-1),
+            CAUSAL=causal and not of_span,
             BY=launch.by,
             SKIP_ONES=launch.skip_ones,
-            SPLIT=splits > 1,
+            SPLIT=launch.splits > 1 or spanned is not None,
             LEAST=LEAST_KEYS // tiles.keys,
             GROUP=group,
             HEADS=heads,
@@ -471,23 +291,16 @@ def attend(
             HAS_SLOPES=scoring.slopes is not None,
             HAS_SINKS=scoring.sinks is not None,
             HAS_WINDOW=scoring.window is not None,
+            HAS_SPAN=spanned is not None,
+            MERGED=merged,
+            CHUNK=max(1, min(16, 64 * 32 * tiles.warps // (merged * D))),
             PRECISION=precision_of(q.dtype),
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-        if splits > 1:
-            _add_up[(places, num_heads)](
-                parts,
-                lses,
-                query_starts,
-                scoring.sinks,
-                out,
-                splits,
-                BY_ROW=by_row,
-                S=8 if splits <= 8 else MOST_SPLITS,
-                SIZE=size,
-                D=D,
-                HAS_SINKS=scoring.sinks is not None,
-                num_warps=4,
-            )
+
+    if first:
+        go(first, 0)
+    for launch in cut:
+        go(launch, first.splits if first else 0)
     return out
