@@ -110,7 +110,7 @@ def assemble(checkpoint: Checkpoint, dtype: str, device: Absent, max_model_len: 
         model_class = load_model(checkpoint.facts.architecture)
         model = model_class(settle_extras(checkpoint.facts, model_class.config_keys))
     torch_dtype = getattr(torch, dtype)
-    assign_formats(model, lambda path: DenseFormat(dtype=torch_dtype))
+    assign_formats(model, lambda _path, _num_ins: DenseFormat(dtype=torch_dtype))
     place(model, Mesh(), torch_dtype)
     kernels = bind(device.facts, dtype, {"logits": "torch"})
     binding = Binding(
@@ -141,7 +141,14 @@ def steps(checkpoint: Checkpoint, device: Absent, dtype: str, max_num_seqs: int,
     pool = PagePool(solve(loaded.layers), 1000, device, loaded.kernels.page_copy)
     slots = Slots(max_num_seqs, max_model_len, checkpoint.facts.vocab_size, pool)
     staging = Staging(device, 4 * (max_num_seqs + 1))
-    program = StepProgram(model=loaded.model, slots=slots, pool=pool, staging=staging, draw=loaded.kernels.draw)
+    program = StepProgram(
+        model=loaded.model,
+        slots=slots,
+        pool=pool,
+        staging=staging,
+        draw=loaded.kernels.draw,
+        likeliest=loaded.kernels.likeliest,
+    )
     graphs = StepGraphs(device, program)
     graphs.record_first()
     graphs.record_all()
