@@ -159,6 +159,7 @@ def steps(checkpoint: Checkpoint, device: Absent, dtype: str, max_num_seqs: int,
         pool=pool,
         staging=staging,
         likeliest=loaded.kernels.likeliest,
+        append=loaded.kernels.append,
         draw=loaded.kernels.draw,
     )
     graphs = StepGraphs(device, program)

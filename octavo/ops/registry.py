@@ -12,6 +12,7 @@ from octavo.base.naming import unknown_name
 from octavo.base.plugins import extend
 from octavo.base.registry import Registry, import_path
 from octavo.ops import (
+    append,
     causal_conv,
     cross_attention,
     draw,
@@ -52,6 +53,7 @@ _OPS = (
     cross_attention.CROSS_ATTENTION,
     logits.LOGITS,
     likeliest.LIKELIEST,
+    append.APPEND,
     draw.DRAW,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
@@ -84,6 +86,7 @@ class Kernels:
     cross_attention: cross_attention.CrossAttention
     logits: logits.Logits
     likeliest: likeliest.Likeliest
+    append: append.Append
     draw: draw.Draw
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule
