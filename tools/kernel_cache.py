@@ -146,8 +146,9 @@ def steps(checkpoint: Checkpoint, device: Absent, dtype: str, max_num_seqs: int,
         slots=slots,
         pool=pool,
         staging=staging,
-        draw=loaded.kernels.draw,
         likeliest=loaded.kernels.likeliest,
+        append=loaded.kernels.append,
+        draw=loaded.kernels.draw,
     )
     graphs = StepGraphs(device, program)
     graphs.record_first()

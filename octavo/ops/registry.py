@@ -12,6 +12,7 @@ from octavo.base.naming import unknown_name
 from octavo.base.plugins import extend
 from octavo.base.registry import Registry, import_path
 from octavo.ops import (
+    append,
     causal_conv,
     cross_attention,
     draw,
@@ -27,6 +28,7 @@ from octavo.ops import (
     page_copy,
     page_write,
     paged_attention,
+    product,
     rms_norm,
     rope,
     rope_write,
@@ -54,7 +56,9 @@ _OPS = (
     cross_attention.CROSS_ATTENTION,
     logits.LOGITS,
     likeliest.LIKELIEST,
+    append.APPEND,
     draw.DRAW,
+    product.PRODUCT,
     packed_product.PACKED_PRODUCT,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
@@ -88,7 +92,9 @@ class Kernels:
     cross_attention: cross_attention.CrossAttention
     logits: logits.Logits
     likeliest: likeliest.Likeliest
+    append: append.Append
     draw: draw.Draw
+    product: product.Product
     packed_product: packed_product.PackedProduct
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule

@@ -130,6 +130,7 @@ class ModelRunner:
                 pool=self.pool,
                 staging=self._staging,
                 likeliest=self._kernels.likeliest,
+                append=self._kernels.append,
                 draw=None if draw in self._kernels.unrecordable.values() else draw,
             )
             self._graphs = StepGraphs(self.device, program, self._others.get("graphs", 0))

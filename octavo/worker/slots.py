@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.ops.append.reference import append
 from octavo.protocol.arrays import Int32Array
 from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.step import Admission, StepPlan
@@ -131,10 +132,7 @@ class Slots:
 
     def append(self, slots: Tensor, positions: Tensor, ids: Tensor, ok: Tensor) -> None:
         """Add sampled tokens to their sequences. slots, positions, ids: int64 [S]; rows that are not `ok` stay."""
-        fits = ok & (positions < self.max_model_len) & (slots != self.void)
-        places = positions.clamp(max=self.max_model_len - 1)
-        self.history[slots, places] = torch.where(fits, ids.to(torch.int32), self.history[slots, places])
-        self.lengths[slots] = torch.where(fits, positions + 1, self.lengths[slots])
+        append(self.history, self.lengths, slots, positions, ids, ok)
 
     def advance(self, slots: SlotArray) -> None:
         """Note on the host that the slots may have a token more."""

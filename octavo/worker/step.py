@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.nn.decoder import CausalLM
+from octavo.ops.append import Append
 from octavo.ops.draw import Draw
 from octavo.ops.likeliest import Likeliest
 from octavo.worker.batch import StepShape, make_batch, void_rows
@@ -45,6 +46,7 @@ class StepProgram:
     pool: PagePool
     staging: Staging
     likeliest: Likeliest
+    append: Append
     draw: Draw | None
 
     @torch.inference_mode()
@@ -61,8 +63,7 @@ class StepProgram:
             assert self.draw is not None
             kept = self.slots.sampling
             ids, ok = self.draw(logits, batch.targets, batch.lengths, kept.reals, kept.wholes)
-        self.slots.append(batch.targets, batch.lengths, ids, ok)
-        chosen = torch.stack((ids, ok))
+        chosen = self.append(self.slots.history, self.slots.lengths, batch.targets, batch.lengths, ids, ok)
         return StepOutputs(targets=batch.targets, lengths=batch.lengths, chosen=chosen)
 
     @torch.inference_mode()

@@ -212,3 +212,16 @@ def test_likeliest(name: str, size: int) -> None:
     assert ids[4:6].tolist() == [size // 2, size - 1]
     assert ids[6:].tolist() == logits[6:].argmax(1).tolist()
     assert 0 <= int(ids.min()) <= int(ids.max()) < size
+
+
+@pytest.mark.parametrize("name", candidates("append"))
+def test_append(name: str) -> None:
+    history, lengths = torch.arange(50, dtype=torch.int32).view(5, 10), torch.tensor([3, 4, 10, 0, 1])
+    wide = torch.tensor([[1, 2, 0, 4, 3], [4, 10, 3, 1, 9], [77, 78, 79, 80, 81]])
+    ok = torch.tensor([True, True, False, True, True])
+    expected = history.clone()
+    expected[1, 4], expected[3, 9] = 77, 81
+    chosen = kernel("append", name, "float32")(history, lengths, *wide, ok)
+    assert chosen.tolist() == [[77, 78, 79, 80, 81], [1, 1, 0, 1, 1]]
+    assert torch.equal(history, expected)
+    assert lengths.tolist() == [3, 5, 10, 10, 1]

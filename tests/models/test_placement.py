@@ -68,7 +68,7 @@ APART = DenseFormat(dtype=torch.float64, fuses=False)
 
 def _filled(layer: Linear, mesh: Mesh, whole: dict[str, Tensor], weight_format: WeightFormat = FUSED) -> Linear:
     """Make a layer's share of the whole tensors, without collectives."""
-    layer.assign("layer", lambda path: weight_format)
+    layer.assign("layer", lambda path, num_ins: weight_format)
     layer.place(mesh, torch.float64)
     layer.to_empty(device="cpu")
     targets: dict[str, Destination] = dict(layer.destinations())
@@ -131,7 +131,7 @@ def test_parts_that_share_a_tensor_of_the_checkpoint(size: int, transposed: bool
     x = torch.randn(7, 5)
     for mesh in meshes(size):
         model = nn.ModuleDict({"qkv": QKVLinear(5, Heads(query=4, kv=2, dim=3), bias=True)})
-        assign_formats(model, lambda path: DenseFormat(dtype=torch.float32))
+        assign_formats(model, lambda path, num_ins: DenseFormat(dtype=torch.float32))
         place_layers(model, mesh, torch.float32)
         materialize(model, torch.device("cpu"))
         names = {f"qkv.{part}": Stored(name="attn", groups=groups, transposed=transposed) for part in "qkv"}
