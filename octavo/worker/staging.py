@@ -27,14 +27,17 @@ class Staging:
         """Return whole numbers as int64 tensors on the device, good for this step. fixed: those that graphs read there."""
         sizes = [len(fixed), *(array.size for array in arrays)]
         total = sum(sizes)
-        host = self.device.pinned(8 * total).view(torch.int64)
+        fits = total <= len(self.fixed)
+        # Without a queue nothing reads the numbers of a step once the next are sent.
+        in_place = fits and not self._queues
+        host = self.fixed[:total] if in_place else self.device.pinned(8 * total).view(torch.int64)
         flat, first = host.numpy(), 0
         for array in (fixed, *arrays):
             flat[first : first + array.size] = array.reshape(-1)
             first += array.size
-        if not self._queues and not self._records:
+        if in_place:
             placed = host
-        elif total <= len(self.fixed):
+        elif fits:
             placed = self.fixed[:total].copy_(host, non_blocking=True)
         else:
             placed = torch.empty(total, dtype=torch.int64, device=self.device.torch_device)
