@@ -15,6 +15,7 @@ _aten = torch.ops.aten
 # As csrc/cpu/integers.cpp numbers them.
 _KINDS = {
     _aten._to_copy.default: 0,
+    _aten.to.dtype: 0,
     _aten.add.Tensor: 1,
     _aten.sub.Tensor: 2,
     _aten.mul.Tensor: 3,

@@ -63,11 +63,13 @@ def _numbers(slots: Tensor, lengths: Tensor, table: Tensor) -> list[Tensor]:
     ]
 
 
-def test_whole_numbers_are_the_same_and_need_no_operation_where_kernels_are() -> None:
+@pytest.mark.parametrize("inference", [True, False])
+def test_whole_numbers_are_the_same_and_need_no_operation_where_kernels_are(inference: bool) -> None:
     device, found = CpuDevice(), list[Tensor]()
     slots, lengths = torch.tensor([2, 0, 3, 2]), torch.tensor([5, 1, 9, 0])
     table = torch.randint(1000, (4, 12), dtype=torch.int32)
-    graph = device.capture(lambda: found.extend(_numbers(slots, lengths, table)))
+    with torch.inference_mode(inference):
+        graph = device.capture(lambda: found.extend(_numbers(slots, lengths, table)))
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         slots.copy_(torch.randint(4, (4,), generator=generator))
