@@ -89,5 +89,5 @@ def _rows(out: Tensor) -> tuple[int, int]:
 
 def _numbers(tensor: Tensor, out: Tensor) -> tuple[int, int, int, int]:
     """Return address, bytes of a number, and strides, repeated to the shape of `out`."""
-    strides = tensor.expand(out.shape).stride()
-    return tensor.data_ptr(), tensor.itemsize, *((0, 0, *strides)[-2:])
+    row, column = (0, 0, *tensor.expand(out.shape).stride())[-2:]
+    return tensor.data_ptr(), tensor.itemsize, row, column
