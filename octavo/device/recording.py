@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from octavo.base.native import Function, NativeLibrary
+from octavo.device.integers import native_call
 
 # What recorded work cannot do: reading values on the host, and shapes that depend on them.
 _READS = frozenset(
@@ -172,6 +173,8 @@ class Recorder(TorchDispatchMode):
             assert all(fresh), f"{func} gives views and new tensors at once"
             out = tree_map_only(Tensor, self._copied, out)
         if any(fresh) or func._schema.is_mutable:
+            if self._is_native(func, args, kwargs, out):
+                return out
             args, kwargs = tree_map_only(Tensor, self._arena.unowned, (args, kwargs))
             made = [self._arena.unowned(tensor) for tensor in tensors_of(out)] if any(fresh) else []
             self._steps.append(_again(func, args, kwargs, made))
@@ -181,6 +184,15 @@ class Recorder(TorchDispatchMode):
         """Keep a native call; see `CallRecorder`."""
         self._held += [self._arena.unowned(tensor) for tensor in tensors]
         self._steps.append((function.address, arguments))
+
+    def _is_native(self, func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+        """Keep a native call in an operation's place, if there is one that does the same."""
+        call = None if self._library is None else native_call(func, args, kwargs, out)
+        function = None if call is None or self._library is None else self._library.function(call[0])
+        if call is None or function is None:
+            return False
+        self.keep_call(function, call[1], tuple(tensors_of((args, kwargs, out))))
+        return True
 
     def graph(self) -> HostGraph:
         """Return what was kept."""

@@ -157,7 +157,7 @@ class ModelRunner:
             shape = shape_of(rows, self.slots, self.pool) if found is None else found[0]
             numbers = rows.numbers(shape, self.slots.void)
             picked = [] if rows.all_sample else [rows.sampling]
-        placed, staged = self._staging.send(numbers, [*changes, *picked])
+        staged = self._staging.send(numbers, [*changes, *picked])
         self.slots.apply(plan, staged[: len(changes)])
         self.pool.copy(plan.copies_before)
         # No connector can fill a page yet: the engine computes what it hoped to fetch.
@@ -169,7 +169,9 @@ class ModelRunner:
             index = staged[-1] if picked else None
             recorded = None if found is None else found[1]
             finish = (
-                self._run(plan, rows, make_batch(placed, shape, self.slots, self.pool), index)
+                self._run(
+                    plan, rows, make_batch(self._staging.fixed[: len(numbers)], shape, self.slots, self.pool), index
+                )
                 if recorded is None
                 else self._replay(plan, rows, recorded, index)
             )
@@ -239,7 +241,7 @@ class ModelRunner:
         ok = np.diff(result.offsets) > 0
         ids = np.zeros(len(ok), np.int64)
         ids[ok] = result.ids
-        _, (ids, ok) = self._staging.send(np.zeros(0, np.int64), [ids, ok])
+        ids, ok = self._staging.send(np.zeros(0, np.int64), [ids, ok])
         self._append(sampling, ids, ok.bool())
 
     def _append(self, batch: SamplingBatch, ids: Tensor, ok: Tensor) -> None:

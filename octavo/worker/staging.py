@@ -22,26 +22,34 @@ class Staging:
         self._queues = "queue" in device.facts.features
         self._records = "graphs" in device.facts.features
         self.fixed = torch.zeros(num_fixed + _SPARE, dtype=torch.int64, device=device.torch_device)
+        self._flat = np.zeros(0, np.int64) if self._queues else self.fixed.numpy()
+        self._none = torch.zeros(0, dtype=torch.int64)
 
-    def send(self, fixed: np.ndarray, arrays: Sequence[np.ndarray] = ()) -> tuple[Tensor, list[Tensor]]:
-        """Return whole numbers as int64 tensors on the device, good for this step. fixed: those that graphs read there."""
+    def send(self, fixed: np.ndarray, arrays: Sequence[np.ndarray] = ()) -> list[Tensor]:
+        """Put whole numbers to the beginning of `fixed`; return others as int64 tensors on the device, good for this step."""
         sizes = [len(fixed), *(array.size for array in arrays)]
         total = sum(sizes)
-        host = self.device.pinned(8 * total).view(torch.int64)
-        flat, first = host.numpy(), 0
+        fits = total <= len(self.fixed)
+        # Without a queue nothing reads the numbers of a step once the next are sent.
+        in_place = fits and not self._queues
+        host = None if in_place else self.device.pinned(8 * total).view(torch.int64)
+        flat, first = self._flat if host is None else host.numpy(), 0
         for array in (fixed, *arrays):
             flat[first : first + array.size] = array.reshape(-1)
             first += array.size
-        if not self._queues and not self._records:
-            placed = host
-        elif total <= len(self.fixed):
+        if host is None:
+            # No operation for what is empty: one lets the engine's thread in, and a step would wait for it to plan the next.
+            if total == len(fixed):
+                return [self._none] * len(arrays)
+            placed = self.fixed[:total]
+        elif fits:
             placed = self.fixed[:total].copy_(host, non_blocking=True)
         else:
             placed = torch.empty(total, dtype=torch.int64, device=self.device.torch_device)
             placed.copy_(host, non_blocking=True)
             self.fixed[: len(fixed)].copy_(placed[: len(fixed)])
-        numbers, *parts = placed.split(sizes)
-        return numbers, [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+        parts = placed.split(sizes)[1:]
+        return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """Return a tensor's copy on the host, good once the device has come to the end of its queue."""

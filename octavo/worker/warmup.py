@@ -64,8 +64,8 @@ def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Me
         shape = shape_of(rows, slots, pool)
         if widest:
             shape = replace(shape, widths=tuple(table.shape[1] for table in slots.tables))
-        numbers, _ = staging.send(rows.numbers(shape, slots.void))
-        batch = make_batch(numbers, shape, slots, pool)
+        staging.send(rows.numbers(shape, slots.void))
+        batch = make_batch(staging.fixed[: shape.num_numbers], shape, slots, pool)
         hidden = loaded.model.forward(batch.ids, batch.context)
         if loaded.generates and mesh.ends:
             logits = loaded.model.compute_logits(hidden[batch.last])

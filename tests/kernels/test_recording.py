@@ -50,6 +50,39 @@ def test_a_replay_sees_what_inputs_hold_now(norm: Callable[..., Tensor]) -> None
             assert torch.equal(one, other)
 
 
+def _numbers(slots: Tensor, lengths: Tensor, table: Tensor) -> list[Tensor]:
+    """Whole numbers in all the ways that a step's inputs have."""
+    starts = (lengths[slots] - 1).clamp_(min=0)
+    columns = torch.arange(3)
+    places = (starts // 4)[:, None] * 2 + columns
+    wide = table[:, :7][slots]
+    return [
+        *(starts, (starts + 1).to(torch.int32), columns, places, wide, wide.long() * places[:, :1], starts % 3),
+        *(table[slots[:, None], places].long(), table[slots, starts], starts - 5, (starts - 5) // 3, (starts - 5) % 3),
+        *((starts - 5).clamp(max=1), starts.clamp(2, 3), lengths[slots - 4], table.t()[starts], starts * starts),
+    ]
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_whole_numbers_are_the_same_and_need_no_operation_where_kernels_are(inference: bool) -> None:
+    device, found = CpuDevice(), list[Tensor]()
+    slots, lengths = torch.tensor([2, 0, 3, 2]), torch.tensor([5, 1, 9, 0])
+    table = torch.randint(1000, (4, 12), dtype=torch.int32)
+    with torch.inference_mode(inference):
+        graph = device.capture(lambda: found.extend(_numbers(slots, lengths, table)))
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        slots.copy_(torch.randint(4, (4,), generator=generator))
+        lengths.copy_(torch.randint(12, (4,), generator=generator))
+        table.copy_(torch.randint(1000, (4, 12), generator=generator))
+        graph.replay()
+        for one, other in zip(found, _numbers(slots, lengths, table), strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+    if not isinstance(library(), str):
+        assert len(graph) == 1  # pyright: ignore[reportArgumentType]
+
+
 def test_memory_is_taken_again_and_outputs_stay() -> None:
     device, found = CpuDevice(), list[Tensor]()
     x = torch.ones(2**18)
