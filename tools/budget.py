@@ -21,7 +21,7 @@ CEILINGS = {
     "llm": 500,
     "launch": 500,
     "cli": 2_400,
-    "frontend": 8_400,
+    "frontend": 8_500,
     "worker": 4_500,
     "engine": 3_600,
     "models": 3_500,
