@@ -6,8 +6,8 @@ import contextlib
 import copy
 import functools
 import platform
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from unittest import mock
