@@ -1,4 +1,9 @@
-"""Tools and thoughts over /v1/chat/completions: streamed and whole answers agree, and the table of finish reasons."""
+"""Tools and thoughts over HTTP: streamed and whole answers agree, protocols agree, and the table of finish reasons.
+
+Of the reported faults G01 to G20: names of tests say which they are of. G02 is in `tests/host/text/dialects/test_rules.py`, G03
+in every transcript there, G07 and G14 in `tests/server/test_bad_input.py`, G17 and G18 in `tests/host/text/test_chat.py`, G20 in
+`tests/server/test_responses.py`.
+"""
 
 from __future__ import annotations
 
@@ -297,3 +302,56 @@ def test_options_name_the_dialects(config: ServeConfig) -> None:
     assert _ask(service, off, tools=None)["choices"][0]["message"]["content"] == "<think>Hm.</think>"
     refused = run(_post(service, off)).json()["error"]
     assert (refused["param"], refused["code"]) == ("tools", "unsupported_parameter")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_g19_every_protocol_tells_the_same(config: ServeConfig, stream: bool) -> None:
+    says = f"<think>Hm.</think>I look.{CALL}{TIME}"
+    user = [{"role": "user", "content": "Hi"}]
+    named = [("weather", json.loads(ARGUMENTS)), ("time", {})]
+
+    async def ask(path: str, **body: Any) -> Any:
+        async with client(Speaker(says, template=THINKS), config) as http:
+            answer = await http.post(path, json={"model": "tiny", "stream": stream, **body})
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    functions = [one["function"] for one in TOOLS]
+    flat = [{"type": "function", "parameters": {}, **one} for one in functions]
+    answer = run(ask("/v1/responses", input="Hi", tools=flat))
+    response = json.loads(answer.text.split("data: ")[-1])["response"] if stream else answer.json()
+    kinds = [item["type"] for item in response["output"]]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"]
+    calls = [(item["name"], json.loads(item["arguments"])) for item in response["output"][2:]]
+    assert (response["output"][0]["content"][0]["text"], response["output"][1]["content"][0]["text"]) == (
+        "Hm.",
+        "I look.",
+    )
+    assert calls == named
+    assert CALL not in answer.text.replace("\\n", "\n")
+
+    schemas = [{"name": one["name"], "input_schema": one.get("parameters", {"type": "object"})} for one in functions]
+    answer = run(ask("/v1/messages", messages=user, max_tokens=99, tools=schemas))
+    if not stream:
+        blocks = answer.json()["content"]
+        assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
+        assert (blocks[0]["thinking"], blocks[1]["text"]) == ("Hm.", "I look.")
+        assert [(block["name"], block["input"]) for block in blocks[2:]] == named
+    assert "tool_use" in answer.text
+    assert "<tool_call>" not in answer.text
+
+    answer = run(ask("/api/chat", messages=user, tools=TOOLS))
+    lines = [json.loads(line)["message"] for line in answer.text.splitlines()]
+    assert "".join(line.get("thinking") or "" for line in lines) == "Hm."
+    assert "".join(line["content"] for line in lines) == "I look."
+    found = [call["function"] for line in lines for call in line.get("tool_calls") or ()]
+    assert [(one["name"], one["arguments"]) for one in found] == named
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "use"),
+    [("functions", [{"name": "f"}], "tools"), ("function_call", {"name": "f"}, "tool_choice")],
+)
+def test_fields_of_old(config: ServeConfig, field: str, value: Any, use: str) -> None:
+    error = run(_post(Speaker("a", template=HERMES), config, **{field: value})).json()["error"]
+    assert (error["param"], error["message"]) == (field, f"{field} is not supported: use {use}")

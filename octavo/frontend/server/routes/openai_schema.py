@@ -192,6 +192,7 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "thinking_token_budget": _never,
     "web_search_options": _never,
 }
+_INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -206,6 +207,8 @@ def refuse_unsupported(data: bytes) -> None:
             continue
         value = msgspec.json.decode(raw)
         if value is not None and not harmless(value):
+            if name in _INSTEAD:
+                raise UnsupportedError(f"{name} is not supported: use {_INSTEAD[name]}", field=name)
             raise unsupported(name)
 
 
