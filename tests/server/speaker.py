@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from octavo.frontend.text.chat import checked_messages
 from octavo.protocol.output import CompletionOutput
 from tests.server.fake_service import FakeService, FakeStream, FakeTokenizer
 
@@ -36,8 +37,8 @@ class Speaker(FakeService):
         self.reason = "stop"
 
     async def chat_prompt(self, messages: Any, **options: Any) -> list[int]:
-        await super().chat_prompt([{"role": "user", "content": ""}])
-        self.conversations[-1] = (list(messages), options)
+        checked_messages(messages)
+        self.conversations.append((list(messages), options))
         return self.words.encode(self.prompt)
 
     async def generate(self, prompt: Any, params: Any, **options: Any) -> Any:

@@ -355,3 +355,17 @@ def test_g19_every_protocol_tells_the_same(config: ServeConfig, stream: bool) ->
 def test_fields_of_old(config: ServeConfig, field: str, value: Any, use: str) -> None:
     error = run(_post(Speaker("a", template=HERMES), config, **{field: value})).json()["error"]
     assert (error["param"], error["message"]) == (field, f"{field} is not supported: use {use}")
+
+
+@pytest.mark.parametrize(
+    "tool", [{}, {"function": 5}, {"function": {}}, {"function": {"name": "f", "parameters": [1]}}]
+)
+def test_tools_that_are_none_in_a_protocol_without_types(config: ServeConfig, tool: Any) -> None:
+    async def ask() -> Any:
+        async with client(Speaker("a", template=HERMES), config) as http:
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "tools": [tool], "stream": False}
+            return await http.post("/api/chat", json=body)
+
+    answer = run(ask())
+    assert answer.status_code == 400
+    assert "tools[0].function" in answer.json()["error"]

@@ -210,15 +210,20 @@ def _led(
 
 def _check_tools(conversation: Conversation, context: ServerContext) -> None:
     """Raise InvalidRequestError naming the tool at fault."""
-    names = [tool["function"]["name"] for tool in conversation.tools]
-    for index, name in enumerate(names):
-        field = f"tools[{index}].function.name"
-        if not _NAME.fullmatch(name):
+    names: list[Any] = []
+    for index, tool in enumerate(conversation.tools):
+        function: Any = tool.get("function")
+        field = f"tools[{index}].function"
+        if not isinstance(function, Mapping) or not isinstance(function.get("parameters") or {}, Mapping):
+            raise InvalidRequestError(f"{field} must be an object, and so must its parameters", field=field)
+        name: Any = function.get("name")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidRequestError(
-                f"{field} must be 1 to 64 letters, digits, _, - or dots, not {name!r}", field=field
+                f"{field}.name must be 1 to 64 letters, digits, _, - or dots, not {name!r}", field=f"{field}.name"
             )
-        if name in names[:index]:
-            raise InvalidRequestError(f"{field}: there are two tools named {name!r}", field=field)
+        if name in names:
+            raise InvalidRequestError(f"{field}.name: there are two tools named {name!r}", field=f"{field}.name")
+        names.append(name)
     if names and not context.speech.takes_tools:
         raise UnsupportedError("tools: this server was started with tool_call_parser none", field="tools")
     if conversation.tool_choice == "required" and not names:

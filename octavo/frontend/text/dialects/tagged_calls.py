@@ -12,6 +12,8 @@ from octavo.frontend.text.dialects.reader import Reader, Steps, markers
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array"}
 
+_MAX_DEPTH = 8
+
 
 class TaggedCalls(Calls, frozen=True, kw_only=True, tag="tagged"):
     """Names stand between the texts of `function`; then, for each argument, its name between `key` and its value.
@@ -93,15 +95,16 @@ def _quoted(text: Any) -> str:
     return json.dumps(text, ensure_ascii=False, allow_nan=False)
 
 
-def _types(schema: Any) -> set[str]:
-    """Return the JSON types that a schema names; none if it does not say."""
-    if not isinstance(schema, Mapping):
+def _types(schema: Any, depth: int = 0) -> set[str]:
+    """Return the JSON types that a schema names; none if it does not say. Nobody has checked that it is a schema."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return set()
-    named, values = schema.get("type", ()), schema.get("enum")
-    found = {named} if isinstance(named, str) else {one for one in named if isinstance(one, str)}
-    for choice in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
-        found |= _types(choice)
-    return found or {_KINDS.get(type(value), "null") for value in values or ()}
+    named = schema.get("type")
+    found = {one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)}
+    choices, more, values = (schema.get(word) for word in ("anyOf", "oneOf", "enum"))
+    for choice in (*(choices if isinstance(choices, list) else ()), *(more if isinstance(more, list) else ())):
+        found |= _types(choice, depth + 1)
+    return found or {_KINDS.get(type(value), "null") for value in (values if isinstance(values, list) else ())}
 
 
 def _coerced(text: str, types: set[str]) -> str:

@@ -158,6 +158,30 @@ def test_values_are_what_the_schema_says() -> None:
         assert json.loads(found[1].fragment) == {"list": odd}  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        5,
+        [],
+        {"type": None},
+        {"type": 5},
+        {"type": [5, None]},
+        {"anyOf": 5},
+        {"oneOf": [5, {"enum": 7}]},
+        {"enum": {"a": 1}},
+    ],
+)
+def test_schemas_that_are_none(schema: object) -> None:
+    schemas = {"f": {"properties": {"a": schema}}, "g": {"properties": 5}}
+    text = "<function=f><parameter=a>1</parameter></function><function=g><parameter=a>x</parameter></function>"
+    assert events_of(CODER, [text], schemas=schemas) == [*call(0, "f", '{"a": 1}'), *call(1, "g", '{"a": "x"}')]
+    deep: object = {"type": "string"}
+    for _ in range(900):
+        deep = {"anyOf": [deep]}
+    found = events_of(CODER, [text[: text.index("<function=g>")]], schemas={"f": {"properties": {"a": deep}}})
+    assert found == call(0, "f", '{"a": 1}')
+
+
 def test_without_tools_there_is_no_call() -> None:
     text = '<tool_call>{"name": "run", "arguments": {}}</tool_call>'
     assert events_of(HERMES, [text], schemas={}) == [said(text)]
