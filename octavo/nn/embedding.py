@@ -5,13 +5,13 @@ Shapes: T tokens, S rows to sample, V vocabulary, N hidden features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from octavo.nn.assembly import Binding, Destination, parameter
+from octavo.nn.formats.base import WeightFormat
 from octavo.nn.parallel.collectives import all_gather, all_reduce
 from octavo.nn.parallel.mesh import Axis, Mesh
 from octavo.nn.parallel.placement import portion
@@ -21,11 +21,16 @@ class _Table(nn.Module):
     """The rows of a table [V, N] that this rank holds."""
 
     weight: nn.Parameter | None
+    tensors: Mapping[str, Tensor]
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.shape = (vocab_size, hidden_size)
         self.register_parameter("weight", None)
+
+    def assign(self, path: str, choose: Callable[[str], WeightFormat]) -> None:
+        """Take a format."""
+        self.format = choose(path)
 
     def settle(self, mesh: Mesh, dtype: torch.dtype) -> None:
         """Settle which rows are here. A table with fewer rows than ranks is held whole."""
@@ -35,14 +40,22 @@ class _Table(nn.Module):
 
     def make(self) -> None:
         """Make the rows that are here."""
-        self.weight = parameter((len(self.rows), self.shape[1]), self.dtype)
+        (spec,) = self.format.tensors(len(self.rows), self.shape[1])
+        self.weight = parameter(spec.shape, spec.dtype)
 
     def destinations(self) -> Mapping[str, Destination]:
         """Return `weight`, or nothing if no row is here."""
         if self.weight is None:
             return {}
         cut = (slice(self.rows.start, self.rows.stop),)
-        return {"weight": Destination(tensor=self.weight, shape=self.shape, cut=cut)}
+        (spec,) = self.format.tensors(*self.shape)
+        return {"weight": Destination(tensor=self.weight, shape=spec.shape, cut=cut)}
+
+    def finalize(self) -> None:
+        """Let the format repack."""
+        if self.weight is not None:
+            self.tensors = {"weight": self.weight}
+            self.format.finalize(self.tensors)
 
 
 class Embedding(_Table):
@@ -63,12 +76,11 @@ class Embedding(_Table):
         """Return [T, N] for ids, int64 [T]; the result is the caller's own. Behind the first stage it holds anything."""
         if not self.starts:
             return torch.empty((len(ids), self.shape[1]), dtype=self.dtype, device=ids.device)
-        assert self.weight is not None
         if len(self.rows) == self.shape[0]:
-            return F.embedding(ids, self.weight)
+            return self.format.gather(ids, self.tensors)
         local = ids - self.rows.start
         absent = (local < 0) | (local >= len(self.rows))
-        found = F.embedding(local.masked_fill_(absent, 0), self.weight)
+        found = self.format.gather(local.masked_fill_(absent, 0), self.tensors)
         return self._reduce(found.masked_fill_(absent[:, None], 0.0))
 
 
@@ -95,6 +107,5 @@ class LMHead(_Table):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 [S, V], of hidden [S, N]; never rounded to a narrower dtype."""
-        weight = self.tied[0].weight if self.tied else self.weight
-        assert weight is not None, "only the last stage has a head"
-        return self._gather(self._logits(hidden, weight))
+        table = self.tied[0] if self.tied else self
+        return self._gather(table.format.score(hidden, table.tensors, self._logits))

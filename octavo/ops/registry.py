@@ -24,6 +24,7 @@ from octavo.ops import (
     layer_norm,
     likeliest,
     logits,
+    packed_product,
     page_copy,
     page_write,
     paged_attention,
@@ -55,6 +56,7 @@ _OPS = (
     likeliest.LIKELIEST,
     append.APPEND,
     draw.DRAW,
+    packed_product.PACKED_PRODUCT,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
     few_rows.FEW_ROWS,
@@ -88,6 +90,7 @@ class Kernels:
     likeliest: likeliest.Likeliest
     append: append.Append
     draw: draw.Draw
+    packed_product: packed_product.PackedProduct
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule
     few_rows: few_rows.FewRows

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from octavo.base.errors import CheckpointError
-from octavo.worker.loader.gguf_types import dequantize
+from octavo.ops.packed_product.blocks import dequantize
 from octavo.worker.loader.gguf_weights import hugging_face_name
 from tests.models.gguf_writing import gguf_name, write_gguf
 from tests.models.oracle import assemble_folder, make_oracle, oracle_logits, random_tokens

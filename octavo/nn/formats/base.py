@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo.ops.logits import Logits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sliced:
@@ -55,4 +57,12 @@ class WeightFormat(Protocol):
 
     def apply(self, x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
         """Return x [T, in] times the weight, plus bias [out]: [T, out] in x's dtype."""
+        ...
+
+    def gather(self, ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the weight's rows [T, in] of ids, int64 [T]: a table's vectors."""
+        ...
+
+    def score(self, x: Tensor, tensors: Mapping[str, Tensor], logits: Logits) -> Tensor:
+        """Return x [T, in] times the weight, float32 [T, out]. logits: the kernel for plain matrices."""
         ...

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.nn.formats.base import Sliced, TensorSpec
+from octavo.ops.logits import Logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +32,11 @@ class DenseFormat:
     def apply(self, x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
         """Return `x @ weight.T + bias` [T, out]."""
         return F.linear(x, tensors["weight"], bias)
+
+    def gather(self, ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the rows [T, in] of ids."""
+        return F.embedding(ids, tensors["weight"])
+
+    def score(self, x: Tensor, tensors: Mapping[str, Tensor], logits: Logits) -> Tensor:
+        """Return float32 [T, out]."""
+        return logits(x, tensors["weight"])

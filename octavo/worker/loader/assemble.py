@@ -20,12 +20,12 @@ from octavo.nn.assembly import Assigned, Binding, Bound, Elsewhere, Filled, Fina
 from octavo.nn.attention.layer import Attention
 from octavo.nn.decoder import CausalLM
 from octavo.nn.formats.base import WeightFormat
-from octavo.nn.formats.dense import DenseFormat
 from octavo.nn.parallel.mesh import Mesh
 from octavo.ops.registry import Kernels, bind
 from octavo.protocol.kept import KeptLayer
 from octavo.worker.loader.dummy import dummy_weights
-from octavo.worker.loader.gguf_weights import gguf_weights
+from octavo.worker.loader.formats import FormatChoice
+from octavo.worker.loader.gguf_weights import gguf_kinds, gguf_weights
 from octavo.worker.loader.pt_weights import pt_weights
 from octavo.worker.loader.weights import NUMBER, Incoming, Target, fill, safetensors_weights
 
@@ -56,40 +56,44 @@ def assemble(
     seed: int = 0,
     overrides: Mapping[str, str] | None = None,
     mesh: Mesh | None = None,
+    integers: bool = False,
 ) -> AssembledModel:
     """Build the model of a checkpoint on a device, as far as it is this rank's.
 
     dtype: of weights and activations. max_model_len: positions that are served. seed: of dummy weights. overrides: kernel by
-    op ("rms_norm": "torch"), and the attention backend ("attention": "torch"). mesh: one rank if not given. Raises
-    CheckpointError for weights that do not fit the config, ConfigError for choices that do not fit the device or the mesh.
+    op ("rms_norm": "torch"), and the attention backend ("attention": "torch"). mesh: one rank if not given.
+    integers: what is multiplied with packed weights may be rounded to 8 bits. Raises CheckpointError for weights that do not fit the config, ConfigError for choices that do not fit the device or the mesh.
     """
     torch_dtype, mesh, forced = getattr(torch, dtype), mesh or Mesh(), dict(overrides or {})
     with torch.device("meta"):
         model_class = load_model(checkpoint.facts.architecture)
         model = model_class(settle_extras(checkpoint.facts, model_class.config_keys))
-    assign_formats(model, lambda path: DenseFormat(dtype=torch_dtype))
-    place(model, mesh, torch_dtype)
     attention = forced.pop("attention", None)
+    kernels = bind(device.facts, dtype, forced)
+    names, kind = model.checkpoint_names, _kind(checkpoint, load_format)
+    stored = gguf_kinds(checkpoint.files[0]) if kind == "gguf" else {}
+    formats = FormatChoice(stored=stored, names=names, dtype=torch_dtype, kernels=kernels, mesh=mesh, integers=integers)
+    assign_formats(model, formats.choose)
+    place(model, mesh, torch_dtype)
     binding = Binding(
         facts=device.facts,
         dtype=dtype,
         device=device.torch_device,
-        kernels=bind(device.facts, dtype, forced),
+        kernels=kernels,
         mesh=mesh,
         max_model_len=max_model_len,
         attention=attention,
     )
     bind_layers(model, binding)
     materialize(model, device.torch_device)
-    names = model.checkpoint_names
     targets, unused = destinations(model, names)
-    fill(targets, _source(checkpoint, load_format, targets, seed), unused, elsewhere(model, names))
+    fill(targets, _source(checkpoint, kind, targets, seed), unused, elsewhere(model, names))
     finalize(model)
     return AssembledModel(
         model=model,
         layers=kept_layers(model),
         kernels=binding.kernels,
-        decisions=(*binding.kernels.decisions, *binding.decisions),
+        decisions=(*binding.kernels.decisions, *formats.decisions(), *binding.decisions),
         generates=isinstance(model, CausalLM),
         unrecordable=called(model, binding.kernels.unrecordable),
     )
@@ -187,14 +191,19 @@ def elsewhere(model: nn.Module, names: Mapping[str, str | Stored]) -> tuple[str,
     return tuple(found)
 
 
-def _source(checkpoint: Checkpoint, load_format: str, targets: Mapping[str, Target], seed: int) -> Iterator[Incoming]:
-    kind = checkpoint.kind if load_format == "auto" else load_format
+def _kind(checkpoint: Checkpoint, load_format: str) -> str:
+    if load_format not in ("auto", "dummy", checkpoint.kind):
+        raise ConfigError(
+            f"load_format is {load_format}, but {checkpoint.path} holds {checkpoint.kind}", field="load_format"
+        )
+    return checkpoint.kind if load_format == "auto" else load_format
+
+
+def _source(checkpoint: Checkpoint, kind: str, targets: Mapping[str, Target], seed: int) -> Iterator[Incoming]:
     if kind == "dummy":
         return dummy_weights(targets, seed)
-    if kind != checkpoint.kind:
-        raise ConfigError(f"load_format is {kind}, but {checkpoint.path} holds {checkpoint.kind}", field="load_format")
     if kind == "gguf":
-        return gguf_weights(checkpoint.files[0], checkpoint.facts)
+        return gguf_weights(checkpoint.files[0], checkpoint.facts, targets)
     if kind == "safetensors":
         return safetensors_weights(checkpoint.files)
     if kind == "pt":

@@ -1,20 +1,20 @@
-"""The tensors of a GGUF file under their Hugging Face names, decoded a few rows at a time."""
+"""The tensors of a GGUF file under their Hugging Face names, a few rows at a time: decoded, or as blocks if they stay packed."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from octavo.base.facts import ModelFacts
-from octavo.checkpoint.gguf import GgufTensor, read_gguf
+from octavo.checkpoint.gguf import GgufFile, GgufTensor, read_gguf
 from octavo.checkpoint.gguf_facts import keeps_pairs_together, norms_hold_one
-from octavo.worker.loader.gguf_types import check_type, dequantize
-from octavo.worker.loader.weights import Incoming
+from octavo.ops.packed_product.blocks import blocks_of_row, check_type, dequantize
+from octavo.worker.loader.weights import Incoming, Target
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
@@ -44,20 +44,35 @@ _KNOWN = ("rope_freqs.weight",)
 _PIECE = 2**20
 
 
-def gguf_weights(path: str, facts: ModelFacts) -> Iterator[Incoming]:
-    """Yield the tensors of a GGUF file and of its other parts; raises CheckpointError for a type that is not decoded."""
+def gguf_kinds(path: str) -> dict[str, str]:
+    """Return how tensors are stored ("Q4_K"), by their Hugging Face names."""
+    file = read_gguf(path)
+    sandwich = _sandwich(file)
+    return {hugging_face_name(tensor.name, sandwich): tensor.type for tensor in file.tensors.values()}
+
+
+def gguf_weights(path: str, facts: ModelFacts, targets: Mapping[str, Target]) -> Iterator[Incoming]:
+    """Yield the tensors of a GGUF file and of its other parts; raises CheckpointError for a type that is not decoded.
+
+    Where a target takes bytes, they are blocks [rows, blocks of a row, bytes of a block].
+    """
     file = read_gguf(path)
     pairs_together, ones = keeps_pairs_together(file), norms_hold_one(file)
-    sandwich = "blk.0.post_ffw_norm.weight" in file.tensors
     for tensor in file.tensors.values():
         if tensor.name in _KNOWN:
             continue
         check_type(tensor.name, tensor.type)
         paired = pairs_together and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", tensor.name) is not None
         head_dim = facts.head_dim if paired else None
-        incoming = _incoming(tensor, file.data(tensor.name), head_dim)
-        incoming = replace(incoming, name=hugging_face_name(tensor.name, sandwich))
+        name = hugging_face_name(tensor.name, _sandwich(file))
+        target = targets.get(name)
+        packed = target is not None and target.parts[0].tensor.dtype == torch.uint8
+        incoming = replace(_incoming(tensor, file.data(tensor.name), head_dim, packed), name=name)
         yield _minus_one(incoming) if ones and tensor.name.endswith("norm.weight") else incoming
+
+
+def _sandwich(file: GgufFile) -> bool:
+    return "blk.0.post_ffw_norm.weight" in file.tensors
 
 
 def hugging_face_name(name: str, sandwich: bool = False) -> str:
@@ -71,17 +86,18 @@ def hugging_face_name(name: str, sandwich: bool = False) -> str:
     return names[pattern].format(layer and layer[0]) + "." + suffix
 
 
-def _incoming(tensor: GgufTensor, raw: memoryview, head_dim: int | None) -> Incoming:
+def _incoming(tensor: GgufTensor, raw: memoryview, head_dim: int | None, packed: bool) -> Incoming:
     # A vector is one row, so that whole blocks are decoded.
     num_rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
     row_bytes = tensor.nbytes // num_rows
+    shape = (num_rows, *blocks_of_row(tensor.type, row_bytes)) if packed else tensor.shape
     # Rows of a head that have to be put in order come together.
     unit = (head_dim or 1) if num_rows > 1 else 1
-    step = max(_PIECE // math.prod(tensor.shape[1:]) // unit, 1) * unit
+    step = max(_PIECE // math.prod(shape[1:]) // unit, 1) * unit
 
     def rows(first: int, last: int) -> Tensor:
-        piece = bytearray(raw[first * row_bytes : last * row_bytes])
-        values = dequantize(tensor.type, torch.frombuffer(piece, dtype=torch.uint8)).view(-1, *tensor.shape[1:])
+        piece = torch.frombuffer(bytearray(raw[first * row_bytes : last * row_bytes]), dtype=torch.uint8)
+        values = (piece if packed else dequantize(tensor.type, piece)).view(-1, *shape[1:])
         return values if head_dim is None else halves_together(values, head_dim)
 
     def read(cut: tuple[slice, ...], into: Tensor) -> None:
@@ -94,7 +110,7 @@ def _incoming(tensor: GgufTensor, raw: memoryview, head_dim: int | None) -> Inco
             values = rows(begin + first, begin + first + target.shape[0])
             target.copy_(values[:, *cut[1:]])
 
-    return Incoming(name=tensor.name, file=tensor.file, shape=tensor.shape, read=read)
+    return Incoming(name=tensor.name, file=tensor.file, shape=shape, read=read)
 
 
 def _minus_one(incoming: Incoming) -> Incoming:

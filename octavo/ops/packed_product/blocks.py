@@ -1,4 +1,4 @@
-"""GGUF's ways to store numbers -> float32. Formats: github.com/ggml-org/ggml, ggml-common.h.
+"""Numbers of few bits, as GGUF stores them, and back. Formats: github.com/ggml-org/ggml, ggml-common.h.
 
 Shapes: N blocks; a block of a type holds a fixed number of values in a fixed number of bytes (`checkpoint/ggml_types.py`).
 The types with a K hold 256 values in 8 or 16 groups, each with a small whole scale, and one float16 over all of them.
@@ -15,6 +15,10 @@ from octavo.base.errors import CheckpointError
 from octavo.checkpoint.ggml_types import GGML_TYPES
 
 _BLOCK_BYTES = {kind.name: kind.nbytes for kind in GGML_TYPES.values()}
+# Those that products take as they are.
+PACKED = frozenset(
+    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
+)
 # The sixteen values of a nibble: IQ4's, and twice those of the OCP microscaling float e2m1.
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -134,6 +138,11 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
+
+
+def blocks_of_row(type_name: str, num_bytes: int) -> tuple[int, int]:
+    """Return (blocks of a row of so many bytes, bytes of a block)."""
+    return num_bytes // _BLOCK_BYTES[type_name], _BLOCK_BYTES[type_name]
 
 
 def check_type(name: str, type_name: str) -> None:
