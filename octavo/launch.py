@@ -126,6 +126,8 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         pipeline=config.parallel.pipeline_parallel_size,
         spread_experts=config.parallel.enable_expert_parallel,
         device=device.kind,
+        # Who asks for float32 wants all of it.
+        integers=config.model.dtype != "float32",
         enforce_eager=config.device.enforce_eager,
         logits_processors=config.model.logits_processors,
         logprobs_mode=config.model.logprobs_mode,

@@ -87,6 +87,7 @@ class ModelRunner:
             load_format=spec.load_format,
             seed=spec.seed,
             mesh=self.mesh,
+            integers=spec.integers,
         )
         # Ranks may share a memory: it is measured once all have what they need.
         self.mesh.barrier()

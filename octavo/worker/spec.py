@@ -16,7 +16,8 @@ class WorkerSpec:
     of the page pool, None to size it from free memory. block_size: tokens a block, None for the solver's choice.
     memory_utilization: share of device memory that may be used. device: a device name, or "auto". threads: of the tensor
     library on the host, in all ranks together; None leaves its default. tensor, pipeline: ranks on each axis. spread_experts:
-    whole experts are spread over the tensor axis, instead of a part of each. enforce_eager: no step is recorded.
+    whole experts are spread over the tensor axis, instead of a part of each. integers: what is multiplied with packed
+    weights may be rounded to 8 bits. enforce_eager: no step is recorded.
     logits_processors: import paths of the engine's. logprobs_mode: see `LogprobsMode`.
     """
 
@@ -35,6 +36,7 @@ class WorkerSpec:
     tensor: int = 1
     pipeline: int = 1
     spread_experts: bool = False
+    integers: bool = False
     enforce_eager: bool = False
     logits_processors: tuple[str, ...] = ()
     logprobs_mode: LogprobsMode = "raw_logprobs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import platform
@@ -94,7 +95,7 @@ def kernel(op: str, candidate: str, dtype: str) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         # The interpreter computes with numpy, which warns where exp overflows.
         overflows = np.errstate(over="ignore", divide="ignore")
-        with mock.patch.object(torch, "empty", _poisoned), narrowed, overflows:
+        with poisoned(), narrowed, overflows:
             if not on_cuda:
                 return bound(*args, **kwargs)
             there = _Copies()
@@ -103,6 +104,13 @@ def kernel(op: str, candidate: str, dtype: str) -> Callable[..., Any]:
         return out.cpu() if isinstance(out, Tensor) else out
 
     return run
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Let what is allocated hold NaN until somebody writes there."""
+    with mock.patch.object(torch, "empty", _poisoned):
+        yield
 
 
 def _poisoned(*args: Any, **kwargs: Any) -> Tensor:

@@ -50,14 +50,14 @@ def test_tokenizer_gives_the_oracles_ids(model: str):
 
 
 def test_some_in_one_batch(model: str):
-    with LLM(model, max_num_batched_tokens=64, max_model_len=1024) as llm:
+    with LLM(model, dtype="float32", max_num_batched_tokens=64, max_model_len=1024) as llm:
         check(ask(llm, SOME), SOME)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget", [16, 64, 512])
 def test_one_batch_with_any_chunk_budget_cold_and_warm(model: str, budget: int):
-    with LLM(model, max_num_batched_tokens=budget, max_model_len=1024) as llm:
+    with LLM(model, dtype="float32", max_num_batched_tokens=budget, max_model_len=1024) as llm:
         check(ask(llm, ANSWERS), ANSWERS)
         if budget == 512:
             again = ask(llm, ANSWERS)
@@ -68,14 +68,14 @@ def test_one_batch_with_any_chunk_budget_cold_and_warm(model: str, budget: int):
 @pytest.mark.slow
 def test_a_pool_so_small_that_sequences_are_preempted(model: str):
     # A sequence of full length takes 229 pages: the longest prompts fit, but only alone.
-    with LLM(model, num_pages=240, max_model_len=1024) as llm:
+    with LLM(model, dtype="float32", num_pages=240, max_model_len=1024) as llm:
         check(ask(llm, ANSWERS), ANSWERS)
         assert llm.get_stats().num_preemptions > 0
 
 
 @pytest.mark.slow
 def test_alone_and_without_a_cache(model: str):
-    with LLM(model, enable_prefix_caching=False, async_scheduling=False, max_model_len=1024) as llm:
+    with LLM(model, dtype="float32", enable_prefix_caching=False, async_scheduling=False, max_model_len=1024) as llm:
         for each in SOME:
             check(ask(llm, [each]), [each])
 
@@ -85,7 +85,16 @@ def test_served_streamed_and_not(model: str):
     checkpoint = open_checkpoint(ModelConfig(model=model))
     assert checkpoint.tokenizer is not None
     tokenizer = load_tokenizer(checkpoint.tokenizer)
-    flags = ("--served-model-name", "gemma", "--max-model-len", "1024", "--max-num-batched-tokens", "64")
+    flags = (
+        "--served-model-name",
+        "gemma",
+        "--max-model-len",
+        "1024",
+        "--max-num-batched-tokens",
+        "64",
+        "--dtype",
+        "float32",
+    )
     with serving(*flags, model=model) as url:
         check_texts(served_texts(url, "gemma", ANSWERS, stream=False), tokenizer, ANSWERS)
         check_texts(served_texts(url, "gemma", SOME, stream=True), tokenizer, SOME)

@@ -29,7 +29,7 @@ _FAKE_LIMITS = {
 
 @pytest.fixture(scope="module")
 def url():
-    with serving("--max-model-len", "2048") as address:
+    with serving("--max-model-len", "2048", "--dtype", "float32") as address:
         yield address
 
 

@@ -31,7 +31,7 @@ def test_tokenizer_gives_the_oracles_ids():
 
 @pytest.mark.parametrize("budget", [16, 64, 512])
 def test_one_batch_with_any_chunk_budget_cold_and_warm(budget):
-    with LLM("demo", max_num_batched_tokens=budget, max_model_len=1024) as llm:
+    with LLM("demo", dtype="float32", max_num_batched_tokens=budget, max_model_len=1024) as llm:
         check(ask(llm, ANSWERS), ANSWERS)
         if budget == 512:
             again = ask(llm, ANSWERS)
@@ -40,21 +40,21 @@ def test_one_batch_with_any_chunk_budget_cold_and_warm(budget):
 
 
 def test_a_pool_so_small_that_sequences_are_preempted():
-    with LLM("demo", num_pages=64, max_model_len=1024) as llm:
+    with LLM("demo", dtype="float32", num_pages=64, max_model_len=1024) as llm:
         check(ask(llm, ANSWERS), ANSWERS)
         assert llm.get_stats().num_preemptions > 0
 
 
 def test_alone_and_without_a_cache():
     some = ANSWERS[:6] + ANSWERS[16:18]
-    with LLM("demo", enable_prefix_caching=False, async_scheduling=False, max_model_len=1024) as llm:
+    with LLM("demo", dtype="float32", enable_prefix_caching=False, async_scheduling=False, max_model_len=1024) as llm:
         for each in some:
             check(ask(llm, [each]), [each])
 
 
 @pytest.mark.slow
 def test_every_prompt_alone():
-    with LLM("demo", max_model_len=1024) as llm:
+    with LLM("demo", dtype="float32", max_model_len=1024) as llm:
         for each in ANSWERS:
             check(ask(llm, [each]), [each])
 

@@ -16,9 +16,7 @@ from octavo.checkpoint.ggml_types import GGML_TYPES
 
 _BLOCK_BYTES = {kind.name: kind.nbytes for kind in GGML_TYPES.values()}
 # Those that products take as they are.
-PACKED = frozenset(
-    "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
-)
+PACKED = frozenset("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split())
 # The sixteen values of a nibble: IQ4's, and twice those of the OCP microscaling float e2m1.
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)

@@ -17,12 +17,12 @@ struct ProductArgs {
     int64_t kind, num_rows, num_ins, num_outs, x_stride, out_stride, x_dtype, out_dtype, bias_dtype, integers;
 };
 
-// Rows of x that share a panel's codes while those lie in registers: 1, 2, 4… up to this.
+// Rows of x that share a panel's codes while those lie in registers: 1, 4 or 16, this at most.
 constexpr int WIDEST = PARTS == 1 ? 16 : 4;
 
 inline int tile_rows(int64_t left) {
     int rows = WIDEST;
-    while (rows > left) rows /= 2;
+    while (rows > left) rows /= 4;
     return rows;
 }
 
@@ -90,38 +90,47 @@ const void* widen_input(const ProductArgs& a, const T* x) {
     return floats;
 }
 
-template <class K, int M>
-void by_integers(const uint8_t* panel, int rows, int64_t num_ins, const int32_t* record, Lanes sums[M]) {
-    constexpr Form F = K::form;
-    constexpr int STEPS = F.group / 4, GROUPS = F.groups_of_unit();
-    for (int64_t b = 0; b < num_ins / F.block; b++, panel += F.bytes * rows) {
-        const Block<K> block(panel, rows);
-        const uint8_t* unit = panel + Block<K>::HEADER * rows;
-        for (int u = 0; u < F.units(); u++, unit += Block<K>::UNIT * rows, record += RECORD<K> * M) {
-            Words codes[8];
-            load_codes<K>(unit, rows, codes);
+// Adds to M rows' sums what a unit gives them.
+template <int GROUPS, bool MINIMUM, int M>
+inline __attribute__((always_inline)) void add_unit(
+    const Words* codes, const Lanes* scales, const Lanes* minima, const int32_t* records, Lanes* sums) {
+    constexpr int STEPS = 8 / GROUPS;
 #pragma GCC unroll 2
-            for (int g = 0; g < GROUPS; g++) {
-                const Lanes scale = block.scale(u * GROUPS + g), minimum = block.minimum(u * GROUPS + g);
+    for (int g = 0; g < GROUPS; g++) {
 #pragma GCC unroll 16
-                for (int m = 0; m < M; m++) {
-                    const int32_t* in = record + RECORD<K> * m;
-                    float in_scale, in_sum;
-                    memcpy(&in_scale, in + 8, 4);
-                    memcpy(&in_sum, in + 9 + g, 4);
-                    Words products = splat(F.minimum ? 0 : in[9 + g]);
+        for (int m = 0; m < M; m++) {
+            const int32_t* in = records + (9 + GROUPS) * m;
+            float scale, sum;
+            memcpy(&scale, in + 8, 4);
+            memcpy(&sum, in + 9 + g, 4);
+            Words products = splat(MINIMUM ? 0 : in[9 + g]);
 #pragma GCC unroll 8
-                    for (int s = g * STEPS; s < (g + 1) * STEPS; s++) products = dot(products, codes[s], in[s]);
-                    sums[m] = fused(to_floats(products), scale * splat(in_scale), sums[m]);
-                    if (F.minimum) sums[m] = fused(minimum, splat(in_sum), sums[m]);
-                }
-            }
+            for (int s = g * STEPS; s < (g + 1) * STEPS; s++) products = dot(products, codes[s], in[s]);
+            sums[m] = fused(to_floats(products), scales[g] * splat(scale), sums[m]);
+            if (MINIMUM) sums[m] = fused(minima[g], splat(sum), sums[m]);
         }
     }
 }
 
-template <class K, int M>
-void exactly(const uint8_t* panel, int rows, int64_t num_ins, const float* in, Lanes sums[M]) {
+// Adds what 16 inputs give; weight(i) are the weights of the i-th.
+template <int M, class Weight>
+inline __attribute__((always_inline)) void add_inputs(const Weight& weight, const float* in, Lanes* sums) {
+    Lanes some[M];
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) some[m] = splat(0.0f);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        const Lanes weights = weight(i);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) some[m] = fused(weights, splat(in[M * i + m]), some[m]);
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++) sums[m] = sums[m] + some[m];
+}
+
+// Calls body(unit's number, codes, scales, minima) for all units of a panel.
+template <class K, class Body>
+inline __attribute__((always_inline)) void each_unit(const uint8_t* panel, int rows, int64_t num_ins, const Body& body) {
     constexpr Form F = K::form;
     constexpr int GROUPS = F.groups_of_unit();
     for (int64_t b = 0; b < num_ins / F.block; b++, panel += F.bytes * rows) {
@@ -130,60 +139,71 @@ void exactly(const uint8_t* panel, int rows, int64_t num_ins, const float* in, L
         for (int u = 0; u < F.units(); u++, unit += Block<K>::UNIT * rows) {
             Words codes[8];
             load_codes<K>(unit, rows, codes);
-            for (int half = 0; half < 2; half++, in += 16 * M) {
-                const int g = u * GROUPS + (GROUPS == 2 ? half : 0);
-                const Lanes scale = block.scale(g);
-                const Lanes base = F.minimum ? block.minimum(g) : scale * splat(static_cast<float>(-F.offset));
-                Lanes half_sums[M];
-#pragma GCC unroll 16
-                for (int m = 0; m < M; m++) half_sums[m] = splat(0.0f);
-#pragma GCC unroll 16
-                for (int i = 0; i < 16; i++) {
-                    const Words code = codes[4 * half + i / 4] >> (8 * (i % 4)) & 255;
-                    const Lanes weight = fused(to_floats(code), scale, base);
-#pragma GCC unroll 16
-                    for (int m = 0; m < M; m++) half_sums[m] = fused(weight, splat(in[M * i + m]), half_sums[m]);
-                }
-#pragma GCC unroll 16
-                for (int m = 0; m < M; m++) sums[m] = sums[m] + half_sums[m];
+            Lanes scales[GROUPS], minima[GROUPS];
+            for (int g = 0; g < GROUPS; g++) {
+                scales[g] = block.scale(GROUPS * u + g);
+                if constexpr (F.minimum) minima[g] = block.minimum(GROUPS * u + g);
             }
+            body(b * F.units() + u, codes, scales, minima);
         }
     }
 }
 
-// One panel with rows [first, first + M) of x.
+// The weights of input `half * 16 + i` of a unit, as numbers.
+template <class K>
+inline __attribute__((always_inline)) Lanes number(int half, int i, const Words* codes, const Lanes* scales, const Lanes* minima) {
+    constexpr Form F = K::form;
+    const int g = F.groups_of_unit() == 2 ? half : 0;
+    const Lanes base = F.minimum ? minima[g] : scales[g] * splat(static_cast<float>(-F.offset));
+    return fused(to_floats(codes[4 * half + i / 4] >> (8 * (i % 4)) & 255), scales[g], base);
+}
+
+// One panel with M rows of x.
 template <class K, int M>
-void tile(const ProductArgs& a, const void* input, int64_t panel, int64_t first) {
-    const int64_t out = panel * LANES;
-    const int rows = static_cast<int>(min64(LANES, a.num_outs - out));
-    const uint8_t* from = static_cast<const uint8_t*>(a.panels) + out * (a.num_ins / K::form.block) * K::form.bytes;
-    Lanes sums[M];
-    for (int m = 0; m < M; m++) sums[m] = splat(0.0f);
-    if (a.integers) {
-        const int64_t words = a.num_ins / 32 * RECORD<K>;
-        by_integers<K, M>(from, rows, a.num_ins, static_cast<const int32_t*>(input) + first * words, sums);
-    } else {
-        exactly<K, M>(from, rows, a.num_ins, static_cast<const float*>(input) + first * a.num_ins, sums);
-    }
-    if (a.bias != nullptr) {
-        float bias[LANES] = {};
-        with_dtype(a.bias_dtype, [&](auto zero) {
-            for (int i = 0; i < rows; i++) bias[i] = widen(static_cast<const decltype(zero)*>(a.bias)[out + i]);
-        });
-        for (int m = 0; m < M; m++) sums[m] = sums[m] + read_lanes(bias);
-    }
-    for (int m = 0; m < M; m++) {
-        const int64_t at = (first + m) * a.out_stride + out;
-        with_dtype(a.out_dtype, [&](auto zero) {
-            write_lanes(static_cast<decltype(zero)*>(a.out) + at, sums[m], rows);
-        });
-    }
+void by_integers(const uint8_t* panel, int count, int64_t num_ins, const int32_t* records, Lanes* sums) {
+    constexpr Form F = K::form;
+    each_unit<K>(panel, count, num_ins, [&](int64_t u, const Words* codes, const Lanes* scales, const Lanes* minima) {
+        add_unit<F.groups_of_unit(), F.minimum, M>(codes, scales, minima, records + RECORD<K> * M * u, sums);
+    });
 }
 
 template <class K, int M>
-void tiles(const ProductArgs& a, const void* input, int64_t panel, int64_t first) {
-    for (; first + M <= a.num_rows; first += M) tile<K, M>(a, input, panel, first);
-    if constexpr (M > 1) tiles<K, M / 2>(a, input, panel, first);
+void exactly(const uint8_t* panel, int count, int64_t num_ins, const float* in, Lanes* sums) {
+    each_unit<K>(panel, count, num_ins, [&](int64_t u, const Words* codes, const Lanes* scales, const Lanes* minima) {
+        for (int half = 0; half < 2; half++) {
+            add_inputs<M>([&](int i) { return number<K>(half, i, codes, scales, minima); }, in + (32 * u + 16 * half) * M, sums);
+        }
+    });
+}
+
+void put(const ProductArgs& a, int64_t row, int64_t out, int count, Lanes sums) {
+    if (a.bias != nullptr) {
+        float bias[LANES] = {};
+        with_dtype(a.bias_dtype, [&](auto zero) {
+            for (int i = 0; i < count; i++) bias[i] = widen(static_cast<const decltype(zero)*>(a.bias)[out + i]);
+        });
+        sums = sums + read_lanes(bias);
+    }
+    with_dtype(a.out_dtype, [&](auto zero) {
+        write_lanes(static_cast<decltype(zero)*>(a.out) + row * a.out_stride + out, sums, count);
+    });
+}
+
+// One panel with all rows of x from `first` on, M at a time, then fewer.
+template <class K, int M>
+void tiles(const ProductArgs& a, const uint8_t* panel, int64_t out, const void* input, int64_t first) {
+    const int count = static_cast<int>(min64(LANES, a.num_outs - out));
+    for (; first + M <= a.num_rows; first += M) {
+        Lanes sums[M];
+        for (int m = 0; m < M; m++) sums[m] = splat(0.0f);
+        if (a.integers) {
+            by_integers<K, M>(panel, count, a.num_ins, static_cast<const int32_t*>(input) + first * (a.num_ins / 32 * RECORD<K>), sums);
+        } else {
+            exactly<K, M>(panel, count, a.num_ins, static_cast<const float*>(input) + first * a.num_ins, sums);
+        }
+        for (int m = 0; m < M; m++) put(a, first + m, out, count, sums[m]);
+    }
+    if constexpr (M > 1) tiles<K, M / 4>(a, panel, out, input, first);
 }
 
 template <class K>
@@ -193,8 +213,11 @@ void multiply(const ProductArgs& a) {
         const auto* x = static_cast<const decltype(zero)*>(a.x);
         input = a.integers ? round_input<K>(a, x) : widen_input(a, x);
     });
+    const int64_t row_bytes = a.num_ins / K::form.block * K::form.bytes;
     parallel_for((a.num_outs + LANES - 1) / LANES, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t panel = begin; panel < end; panel++) tiles<K, WIDEST>(a, input, panel, 0);
+        for (int64_t out = begin * LANES; out < end * LANES; out += LANES) {
+            tiles<K, WIDEST>(a, static_cast<const uint8_t*>(a.panels) + out * row_bytes, out, input, 0);
+        }
     });
 }
 
