@@ -106,7 +106,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     from octavo.engine.schedule.scheduler import Scheduler
     from octavo.worker.executors.inproc import InprocExecutor
     from octavo.worker.executors.multiproc import MultiprocExecutor
-    from octavo.worker.spec import WorkerSpec
+    from octavo.worker.spec import Weights, WorkerSpec
 
     device = detect(config.device.device).facts
     resolved = resolve(config, checkpoint.facts, device)
@@ -117,8 +117,13 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
-        load_format=config.model.load_format,
-        seed=config.model.seed,
+        weights=Weights(
+            load_format=config.model.load_format,
+            seed=config.model.seed,
+            quantization=config.model.quantization,
+            # Who asks for float32 wants all of it.
+            exact=config.model.dtype == "float32",
+        ),
         kv_cache_memory=config.cache.kv_cache_memory,
         block_size=config.cache.block_size,
         memory_utilization=config.cache.gpu_memory_utilization,
@@ -126,8 +131,6 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         pipeline=config.parallel.pipeline_parallel_size,
         spread_experts=config.parallel.enable_expert_parallel,
         device=device.kind,
-        # Who asks for float32 wants all of it.
-        integers=config.model.dtype != "float32",
         enforce_eager=config.device.enforce_eager,
         logits_processors=config.model.logits_processors,
         logprobs_mode=config.model.logprobs_mode,

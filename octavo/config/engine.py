@@ -24,7 +24,10 @@ ALIASES = {
     "device_memory_utilization": "gpu_memory_utilization",
 }
 # Other spellings of values.
-SPELLINGS = {"dtype": {"half": "float16", "float": "float32"}}
+SPELLINGS = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "quantization": {"none": "auto", "gguf": "auto"},
+}
 
 _OF_THE_SERVER = frozenset(declared.name for declared in fields(ServeConfig))
 _log = get_logger(__name__)

@@ -62,7 +62,6 @@ _ROWS = (
     *_accept("allowed_local_media_path allowed_media_domains", _MEDIA),
     *_accept("code_revision", "no code that comes with weights is run"),
     *_refuse("tokenizer_revision", "give --tokenizer the folder of that revision"),
-    *_refuse("quantization", "the format of weights follows from the checkpoint", harmless="auto gguf none"),
     *_refuse("quantization_config", "the format of weights follows from the checkpoint"),
     *_accept("allow_deprecated_quantization", "the format of weights follows from the checkpoint", "nothing"),
     *_refuse("enable_return_routed_experts return_sampling_mask enable_trace_replay", _LATER, "nothing"),

@@ -10,6 +10,7 @@ from octavo.config.fields import check_options, option
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+Quantization = Literal["auto", "int8", "int4"]
 LoadFormat = Literal["auto", "safetensors", "pt", "gguf", "dummy"]
 
 
@@ -30,6 +31,11 @@ class ModelConfig:
         None, "longest prompt and output together, in tokens; the model's own if not given", low=1
     )
     load_format: LoadFormat = option("auto", "how weights are stored; dummy makes random ones from the config alone")
+    quantization: Quantization = option(
+        "auto",
+        "int8, int4: plain weights are stored in so many bits once they are read, in groups of 32 with a scale each; auto: as "
+        "the checkpoint has them",
+    )
     hf_overrides: dict[str, Any] | None = option(
         None, "keys of the model's config.json to change on purpose; null takes one away"
     )

@@ -69,8 +69,8 @@ class Stored:
 class Assigned(Protocol):
     """A layer with weights in a format."""
 
-    def assign(self, path: str, choose: Callable[[str], WeightFormat]) -> None:
-        """Take a format for each part; `choose` is asked with the part's path."""
+    def assign(self, path: str, choose: Callable[[str, int], WeightFormat]) -> None:
+        """Take a format for each part; `choose` is asked with the part's path and its number of inputs."""
         ...
 
 

@@ -28,9 +28,9 @@ class _Table(nn.Module):
         self.shape = (vocab_size, hidden_size)
         self.register_parameter("weight", None)
 
-    def assign(self, path: str, choose: Callable[[str], WeightFormat]) -> None:
+    def assign(self, path: str, choose: Callable[[str, int], WeightFormat]) -> None:
         """Take a format."""
-        self.format = choose(path)
+        self.format = choose(path, self.shape[1])
 
     def settle(self, mesh: Mesh, dtype: torch.dtype) -> None:
         """Settle which rows are here. A table with fewer rows than ranks is held whole."""

@@ -103,9 +103,10 @@ class Linear(nn.Module):
         self.has_bias = bias
         self.pieces = nn.ModuleList()
 
-    def assign(self, path: str, choose: Callable[[str], WeightFormat]) -> None:
+    def assign(self, path: str, choose: Callable[[str, int], WeightFormat]) -> None:
         """Take a format for each part; neighbours in the same fusing format share one piece."""
-        chosen = [(part, choose(f"{path}.{part.name}" if part.name else path)) for part in self.parts]
+        paths = [f"{path}.{part.name}" if part.name else path for part in self.parts]
+        chosen = [(part, choose(where, self.num_ins)) for part, where in zip(self.parts, paths, strict=True)]
         runs: list[tuple[list[Part], WeightFormat]] = []
         for part, weight_format in chosen:
             if runs and runs[-1][1] == weight_format and weight_format.fuses:

@@ -71,9 +71,9 @@ class ExpertLinear(nn.Module):
         self.role: Role = role
         self.tensors: Mapping[str, Tensor] = {}
 
-    def assign(self, path: str, choose: Callable[[str], WeightFormat]) -> None:
+    def assign(self, path: str, choose: Callable[[str, int], WeightFormat]) -> None:
         """Take one format for all experts and parts."""
-        self.format = choose(path)
+        self.format = choose(path, self.num_ins)
 
     def place(self, mesh: Mesh, dtype: torch.dtype) -> None:
         """Cut every expert, keep the experts of this rank and make the parameters."""

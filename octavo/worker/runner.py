@@ -84,10 +84,8 @@ class ModelRunner:
             dtype=spec.dtype,
             device=self.device,
             max_model_len=spec.max_model_len,
-            load_format=spec.load_format,
-            seed=spec.seed,
+            weights=spec.weights,
             mesh=self.mesh,
-            integers=spec.integers,
         )
         # Ranks may share a memory: it is measured once all have what they need.
         self.mesh.barrier()

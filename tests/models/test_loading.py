@@ -19,6 +19,7 @@ from octavo.config.model import ModelConfig
 from octavo.device.fake import fake_device
 from octavo.models.registry import load_model
 from octavo.worker.loader.assemble import assemble
+from octavo.worker.spec import Weights
 from tests.models.oracle import assemble_folder, make_oracle, oracle_logits, random_tokens
 from tests.models.paged_run import PagedRun
 
@@ -110,7 +111,11 @@ def test_dummy_weights(tmp_path: Path) -> None:
 
     def logits(seed: int) -> Tensor:
         made = assemble(
-            checkpoint, dtype="float32", device=fake_device(), max_model_len=64, load_format="dummy", seed=seed
+            checkpoint,
+            dtype="float32",
+            device=fake_device(),
+            max_model_len=64,
+            weights=Weights(load_format="dummy", seed=seed),
         )
         return PagedRun(made).prefill_and_decode(tokens, [30])
 
@@ -123,7 +128,9 @@ def test_dummy_weights(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no weights; load_format dummy"):
         assemble(checkpoint, dtype="float32", device=fake_device(), max_model_len=64)
     with pytest.raises(ConfigError, match="load_format is gguf"):
-        assemble(checkpoint, dtype="float32", device=fake_device(), max_model_len=64, load_format="gguf")
+        assemble(
+            checkpoint, dtype="float32", device=fake_device(), max_model_len=64, weights=Weights(load_format="gguf")
+        )
 
 
 def test_decisions_and_overrides(tmp_path: Path) -> None:

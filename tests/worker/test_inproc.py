@@ -108,7 +108,7 @@ def test_memory_comes_back_at_once(tmp_path, monkeypatch):
     checkpoint = open_checkpoint(ModelConfig(model=str(tmp_path), skip_tokenizer_init=True))
     device = fake_device(features=frozenset(("queue",)))
     monkeypatch.setattr("octavo.worker.runner.detect", lambda kind: device)
-    executor = InprocExecutor(toy_spec(checkpoint=checkpoint, dtype="float32", load_format="auto"))
+    executor = InprocExecutor(toy_spec(checkpoint=checkpoint, dtype="float32"))
     report = executor.load()
     executor.allocate(solve(report.layers), 40)
     runner = executor._runner

@@ -14,6 +14,7 @@ from octavo.protocol.blob import BlobRef
 from octavo.protocol.control import Barrier, Call, Control, ResetPrefixCache
 from octavo.protocol.step import DEVICE, Transfer
 from octavo.worker.runner import ModelRunner
+from octavo.worker.spec import Weights
 from tests.worker.toy import BLOCK, WINDOW, Host, Loaded, ToyModel, geometry, toy_spec
 
 NUM_PAGES = 120
@@ -305,11 +306,16 @@ def test_the_report_says_what_was_loaded(monkeypatch):
         asked.update(options, name=checkpoint.name)
         return Loaded()
 
-    report = ModelRunner(toy_spec(kv_cache_memory=4096, seed=5, load_format="dummy"), assemble).load()
+    report = ModelRunner(toy_spec(kv_cache_memory=4096, weights=Weights(seed=5, load_format="dummy")), assemble).load()
     assert report.layers == Loaded().layers
     assert report.free_bytes == 4096
     assert report.decisions == ("toy", "page pool 0 MiB: asked for", "no graphs: fake records none")
     device = asked.pop("device")
     assert isinstance(device, FakeDevice)
     assert asked.pop("mesh") == Mesh()
-    assert asked == {"name": "toy", "dtype": "float64", "max_model_len": 64, "load_format": "dummy", "seed": 5}
+    assert asked == {
+        "name": "toy",
+        "dtype": "float64",
+        "max_model_len": 64,
+        "weights": Weights(seed=5, load_format="dummy"),
+    }

@@ -16,7 +16,9 @@ from octavo.checkpoint.ggml_types import GGML_TYPES
 
 _BLOCK_BYTES = {kind.name: kind.nbytes for kind in GGML_TYPES.values()}
 # Those that products take as they are.
-PACKED = frozenset("Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split())
+PACKED = frozenset(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"))
+# Numbers in a block of those that are made here.
+BLOCK = 32
 # The sixteen values of a nibble: IQ4's, and twice those of the OCP microscaling float e2m1.
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -152,3 +154,20 @@ def check_type(name: str, type_name: str) -> None:
 def dequantize(type_name: str, raw: Tensor) -> Tensor:
     """Return the values of whole blocks, float32 flat, of raw, uint8 flat; bit for bit what `gguf` makes of them."""
     return _DECODERS[type_name](raw.view(-1, _BLOCK_BYTES[type_name])).flatten()
+
+
+def quantize(numbers: Tensor, num_bytes: int) -> Tensor:
+    """Return float32 [N, 32] as blocks, uint8 [N, num_bytes]: of Q8_0 (34 bytes) or Q4_1 (20)."""
+    if num_bytes == _BLOCK_BYTES["Q8_0"]:
+        scale, low, most = numbers.abs().amax(1, keepdim=True) / 127, torch.zeros(()), 127
+    else:
+        low, high = numbers.aminmax(dim=1, keepdim=True)
+        low, most = low.half(), 15
+        scale = (high - low) / 15
+    scale = scale.half()
+    # Where all numbers are the same there is no step.
+    codes = ((numbers - low) / scale).nan_to_num_(0.0, 0.0, 0.0).round_()
+    if most == 127:
+        return torch.cat([scale.view(torch.uint8), codes.clamp_(-127, 127).to(torch.int8).view(torch.uint8)], 1)
+    codes = codes.clamp_(0, 15).to(torch.uint8)
+    return torch.cat([scale.view(torch.uint8), low.view(torch.uint8), codes[:, :16] | codes[:, 16:] << 4], 1)

@@ -28,6 +28,7 @@ from octavo.worker.loader.formats import FormatChoice
 from octavo.worker.loader.gguf_weights import gguf_kinds, gguf_weights
 from octavo.worker.loader.pt_weights import pt_weights
 from octavo.worker.loader.weights import NUMBER, Incoming, Target, fill, safetensors_weights
+from octavo.worker.spec import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +53,27 @@ def assemble(
     dtype: str,
     device: Device,
     max_model_len: int,
-    load_format: str = "auto",
-    seed: int = 0,
+    weights: Weights | None = None,
     overrides: Mapping[str, str] | None = None,
     mesh: Mesh | None = None,
-    integers: bool = False,
 ) -> AssembledModel:
     """Build the model of a checkpoint on a device, as far as it is this rank's.
 
-    dtype: of weights and activations. max_model_len: positions that are served. seed: of dummy weights. overrides: kernel by
-    op ("rms_norm": "torch"), and the attention backend ("attention": "torch"). mesh: one rank if not given.
-    integers: what is multiplied with packed weights may be rounded to 8 bits. Raises CheckpointError for weights that do not fit the config, ConfigError for choices that do not fit the device or the mesh.
+    dtype: of weights and activations. max_model_len: positions that are served. weights: as they are in the checkpoint if not
+    given. overrides: kernel by op ("rms_norm": "torch"), and the attention backend ("attention": "torch"). mesh: one rank if not
+    given. Raises CheckpointError for weights that do not fit the config, ConfigError for choices that do not fit the device or
+    the mesh.
     """
     torch_dtype, mesh, forced = getattr(torch, dtype), mesh or Mesh(), dict(overrides or {})
+    weights = weights or Weights()
     with torch.device("meta"):
         model_class = load_model(checkpoint.facts.architecture)
         model = model_class(settle_extras(checkpoint.facts, model_class.config_keys))
     attention = forced.pop("attention", None)
     kernels = bind(device.facts, dtype, forced)
-    names, kind = model.checkpoint_names, _kind(checkpoint, load_format)
+    names, kind = model.checkpoint_names, _kind(checkpoint, weights.load_format)
     stored = gguf_kinds(checkpoint.files[0]) if kind == "gguf" else {}
-    formats = FormatChoice(stored=stored, names=names, dtype=torch_dtype, kernels=kernels, mesh=mesh, integers=integers)
+    formats = FormatChoice(stored=stored, names=names, dtype=torch_dtype, kernels=kernels, mesh=mesh, weights=weights)
     assign_formats(model, formats.choose)
     place(model, mesh, torch_dtype)
     binding = Binding(
@@ -87,7 +88,7 @@ def assemble(
     bind_layers(model, binding)
     materialize(model, device.torch_device)
     targets, unused = destinations(model, names)
-    fill(targets, _source(checkpoint, kind, targets, seed), unused, elsewhere(model, names))
+    fill(targets, _source(checkpoint, kind, targets, weights.seed), unused, elsewhere(model, names))
     finalize(model)
     return AssembledModel(
         model=model,
@@ -99,7 +100,7 @@ def assemble(
     )
 
 
-def assign_formats(model: nn.Module, choose: Callable[[str], WeightFormat]) -> None:
+def assign_formats(model: nn.Module, choose: Callable[[str, int], WeightFormat]) -> None:
     """Pass 2: give every weight the format that `choose` names for its path."""
     for path, module in list(model.named_modules()):
         if isinstance(module, Assigned):

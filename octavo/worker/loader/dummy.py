@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from octavo.ops.packed_product.blocks import BLOCK, quantize
 from octavo.worker.loader.weights import Incoming, Target
 
 
@@ -17,7 +18,7 @@ def dummy_weights(targets: Mapping[str, Target], seed: int) -> Iterator[Incoming
     Matrices keep the size of what they multiply, norm weights are near 1, biases near 0.
     """
     for name, target in targets.items():
-        yield _incoming(name, target.shape, seed)
+        yield (_blocks if target.packed else _incoming)(name, target.shape, seed)
 
 
 def _incoming(name: str, shape: tuple[int, ...], seed: int) -> Incoming:
@@ -30,5 +31,19 @@ def _incoming(name: str, shape: tuple[int, ...], seed: int) -> Incoming:
             middle = 0.0 if name.endswith("bias") else 1.0
             values = torch.empty(shape, device=into.device).uniform_(middle - 0.1, middle + 0.1, generator=generator)
         into.copy_(values[cut])
+
+    return Incoming(name=name, file="dummy weights", shape=shape, read=read)
+
+
+def _blocks(name: str, shape: tuple[int, ...], seed: int) -> Incoming:
+    """Random codes, in blocks that begin as if their numbers filled the bounds of `_incoming`."""
+
+    def read(cut: tuple[slice, ...], into: Tensor) -> None:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        bound = (3.0 / (shape[1] * BLOCK)) ** 0.5
+        begin = quantize(torch.tensor([[-bound, bound] * (BLOCK // 2)]), shape[2])[0]
+        codes = torch.empty(shape, dtype=torch.uint8).random_(generator=generator)
+        codes[..., : shape[2] % 16] = begin[: shape[2] % 16]
+        into.copy_(codes[cut])
 
     return Incoming(name=name, file="dummy weights", shape=shape, read=read)

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.base.facts import ModelFacts
 from octavo.checkpoint.gguf import GgufFile, GgufTensor, read_gguf
 from octavo.checkpoint.gguf_facts import keeps_pairs_together, norms_hold_one
-from octavo.ops.packed_product.blocks import blocks_of_row, check_type, dequantize
+from octavo.ops.packed_product.blocks import PACKED, blocks_of_row, check_type, dequantize
 from octavo.worker.loader.weights import Incoming, Target
 
 _NAMES = {
@@ -66,7 +66,7 @@ def gguf_weights(path: str, facts: ModelFacts, targets: Mapping[str, Target]) ->
         head_dim = facts.head_dim if paired else None
         name = hugging_face_name(tensor.name, _sandwich(file))
         target = targets.get(name)
-        packed = target is not None and target.parts[0].tensor.dtype == torch.uint8
+        packed = target is not None and target.packed and tensor.type in PACKED
         incoming = replace(_incoming(tensor, file.data(tensor.name), head_dim, packed), name=name)
         yield _minus_one(incoming) if ones and tensor.name.endswith("norm.weight") else incoming
 

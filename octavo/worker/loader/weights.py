@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
@@ -14,6 +15,7 @@ from tqdm import tqdm
 from octavo.base.errors import CheckpointError
 from octavo.checkpoint.shards import ShardKind, shard_of_tensors
 from octavo.nn.assembly import Destination, Stored
+from octavo.ops.packed_product.blocks import BLOCK, quantize
 
 # The number of a layer, an expert or a head in a module's path.
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -21,6 +23,8 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _HARMLESS = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _NAMED = 4
+# Numbers rounded at a time.
+_PIECE = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,11 @@ class Target:
 
     stored: Stored
     parts: tuple[Destination, ...]
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is kept as blocks of few bits, [rows, blocks of a row, bytes of a block]."""
+        return self.parts[0].tensor.dtype == torch.uint8
 
     @property
     def _alone(self) -> bool:
@@ -94,6 +103,8 @@ def fill(
         target = waiting.pop(name, None)
         if target is None:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} is there twice")
+        if target.packed and len(tensor.shape) + 1 == len(target.shape):
+            tensor = in_blocks(tensor, target.shape[-1])
         if tensor.shape != target.shape:
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} is {list(tensor.shape)}, but the config asks for {list(target.shape)}"
@@ -102,6 +113,22 @@ def fill(
     if waiting:
         more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
         raise CheckpointError(f"tensors are missing: {', '.join(list(waiting)[:_NAMED])}{more}")
+
+
+def in_blocks(incoming: Incoming, num_bytes: int) -> Incoming:
+    """Return a matrix of numbers as one of blocks of so many bytes, made some rows at a time."""
+    num_rows, num_ins = incoming.shape
+    step = max(_PIECE // num_ins, 1)
+
+    def read(cut: tuple[slice, ...], into: Tensor) -> None:
+        begin = (cut[0].start or 0) if cut else 0
+        for first in range(0, into.shape[0], step):
+            target = into[first : first + step]
+            numbers = torch.empty((len(target), num_ins))
+            incoming.read((slice(begin + first, begin + first + len(target)), slice(None)), numbers)
+            target.copy_(quantize(numbers.view(-1, BLOCK), num_bytes).view(target.shape))
+
+    return replace(incoming, shape=(num_rows, num_ins // BLOCK, num_bytes), read=read)
 
 
 def safetensors_weights(files: Sequence[str]) -> Iterator[Incoming]:
