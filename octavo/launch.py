@@ -21,6 +21,7 @@ from octavo.base.logging import get_logger
 from octavo.checkpoint.open import open_checkpoint
 from octavo.checkpoint.record import Checkpoint
 from octavo.config.engine import EngineConfig
+from octavo.config.model import ModelConfig
 from octavo.config.resolve import ResolvedConfig, resolve
 from octavo.engine.client import EngineClient
 from octavo.engine.executor import Executor, WorkerReport
@@ -32,6 +33,7 @@ from octavo.frontend.service import TextService
 from octavo.frontend.text.chat import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from octavo.protocol.output import Ready
+from octavo.worker.spec import Weights, WorkerSpec
 
 _log = get_logger(__name__)
 
@@ -106,7 +108,6 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     from octavo.engine.schedule.scheduler import Scheduler
     from octavo.worker.executors.inproc import InprocExecutor
     from octavo.worker.executors.multiproc import MultiprocExecutor
-    from octavo.worker.spec import Weights, WorkerSpec
 
     device = detect(config.device.device).facts
     resolved = resolve(config, checkpoint.facts, device)
@@ -117,13 +118,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         max_model_len=resolved.max_model_len,
         max_num_seqs=resolved.max_num_seqs,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
-        weights=Weights(
-            load_format=config.model.load_format,
-            seed=config.model.seed,
-            quantization=config.model.quantization,
-            # Who asks for float32 wants all of it.
-            exact=config.model.dtype == "float32",
-        ),
+        weights=_weights(config.model),
         kv_cache_memory=config.cache.kv_cache_memory,
         block_size=config.cache.block_size,
         memory_utilization=config.cache.gpu_memory_utilization,
@@ -242,6 +237,12 @@ def _intake(
         sampling=checkpoint.sampling,
         reports_logprobs=config.model.logprobs_mode.endswith("logprobs"),
     )
+
+
+def _weights(model: ModelConfig) -> Weights:
+    """Who asks for float32 wants all of it: nothing is rounded then."""
+    exact = model.dtype == "float32"
+    return Weights(load_format=model.load_format, seed=model.seed, quantization=model.quantization, exact=exact)
 
 
 def _lay_out(

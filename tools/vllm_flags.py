@@ -134,6 +134,7 @@ TESTS = {
     "enforce-eager": "worker/test_graphs.py::test_why_there_are_no_graphs",
     "hf-overrides": "host/checkpoint/test_open.py::test_overrides_are_of_config_json",
     "generation-config": "host/checkpoint/test_open.py::test_how_the_makers_sample",
+    "quantization": "models/test_quantization.py::test_a_model_gives_the_logits_of_its_rounded_weights",
     "load-format": "host/checkpoint/test_open.py::test_what_weights_are_taken_from_a_folder",
     "pipeline-parallel-size": "multi/test_answers.py::test_answers_equal_those_of_one_rank",
     "tensor-parallel-size": "multi/test_answers.py::test_answers_equal_those_of_one_rank",
