@@ -24,9 +24,9 @@ ALIASES = {
     "device_memory_utilization": "gpu_memory_utilization",
 }
 # Other spellings of values.
-SPELLINGS = {
+SPELLINGS: dict[str, dict[str | None, str]] = {
     "dtype": {"half": "float16", "float": "float32"},
-    "quantization": {"none": "auto", "gguf": "auto"},
+    "quantization": {None: "auto", "none": "auto", "gguf": "auto"},
 }
 
 _OF_THE_SERVER = frozenset(declared.name for declared in fields(ServeConfig))
@@ -74,4 +74,4 @@ class EngineConfig:
 
 def spelled(name: str, value: Any) -> Any:
     """Return a value as the option calls it."""
-    return SPELLINGS.get(name, {}).get(value, value) if isinstance(value, str) else value
+    return SPELLINGS.get(name, {}).get(value, value) if isinstance(value, str | None) else value

@@ -229,7 +229,6 @@ _ROWS = (
 FOREIGN = {row.name: row for row in _ROWS}
 # Short spellings of rows.
 SHORT = {
-    "-q": "quantization",
     "-dp": "data_parallel_size",
     "-n": "nnodes",
     "-r": "node_rank",
