@@ -28,6 +28,7 @@ from octavo.ops import (
     page_copy,
     page_write,
     paged_attention,
+    product,
     rms_norm,
     rope,
     rope_write,
@@ -56,6 +57,7 @@ _OPS = (
     likeliest.LIKELIEST,
     append.APPEND,
     draw.DRAW,
+    product.PRODUCT,
     packed_product.PACKED_PRODUCT,
     causal_conv.CAUSAL_CONV,
     gated_delta_rule.GATED_DELTA_RULE,
@@ -90,6 +92,7 @@ class Kernels:
     likeliest: likeliest.Likeliest
     append: append.Append
     draw: draw.Draw
+    product: product.Product
     packed_product: packed_product.PackedProduct
     causal_conv: causal_conv.CausalConv
     gated_delta_rule: gated_delta_rule.GatedDeltaRule

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from unittest import mock
@@ -106,7 +105,7 @@ def kernel(op: str, candidate: str, dtype: str) -> Callable[..., Any]:
     return run
 
 
-@contextlib.contextmanager
+@contextmanager
 def poisoned() -> Iterator[None]:
     """Let what is allocated hold NaN until somebody writes there."""
     with mock.patch.object(torch, "empty", _poisoned):

@@ -29,7 +29,7 @@ WEIGHTS = {
 def experts(mesh: Mesh, candidate: str, dtype: str = "float32") -> Experts:
     """Make one rank's experts, without collectives."""
     made = Experts(NUM, HIDDEN, INNER, "silu")
-    assign_formats(made, lambda path: DenseFormat(dtype=getattr(torch, dtype)))
+    assign_formats(made, lambda path, num_ins: DenseFormat(dtype=getattr(torch, dtype)))
     place(made, mesh, getattr(torch, dtype))
     materialize(made, torch.device("cpu"))
     grouped = kernel("grouped_experts", candidate, dtype)

@@ -131,7 +131,7 @@ def test_parts_that_share_a_tensor_of_the_checkpoint(size: int, transposed: bool
     x = torch.randn(7, 5)
     for mesh in meshes(size):
         model = nn.ModuleDict({"qkv": QKVLinear(5, Heads(query=4, kv=2, dim=3), bias=True)})
-        assign_formats(model, lambda path: DenseFormat(dtype=torch.float32))
+        assign_formats(model, lambda path, num_ins: DenseFormat(dtype=torch.float32))
         place_layers(model, mesh, torch.float32)
         materialize(model, torch.device("cpu"))
         names = {f"qkv.{part}": Stored(name="attn", groups=groups, transposed=transposed) for part in "qkv"}

@@ -165,7 +165,7 @@ def test_a_published_configuration_makes_the_model_that_was_published(tmp_path: 
         model: Any = kind(settle_extras(facts, kind.config_keys))
         values = json.loads(PUBLISHED[name])
         oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
-    assign_formats(model, lambda path: DenseFormat(dtype=torch.float16))
+    assign_formats(model, lambda path, num_ins: DenseFormat(dtype=torch.float16))
     place(model, Mesh(), torch.float16)
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in oracle.parameters())
     assert facts.max_position == oracle.config.max_position_embeddings

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.nn.formats.base import Sliced, TensorSpec
 from octavo.ops.logits import Logits
+from octavo.ops.product import Product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class DenseFormat:
     """A weight [out, in] as it is."""
 
     dtype: torch.dtype
+    product: Product = F.linear
     name: str = "dense"
     fuses: bool = True
 
@@ -31,7 +33,7 @@ class DenseFormat:
 
     def apply(self, x: Tensor, tensors: Mapping[str, Tensor], bias: Tensor | None) -> Tensor:
         """Return `x @ weight.T + bias` [T, out]."""
-        return F.linear(x, tensors["weight"], bias)
+        return self.product(x, tensors["weight"], bias)
 
     def gather(self, ids: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the rows [T, in] of ids."""

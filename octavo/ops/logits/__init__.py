@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.ops.candidate import Candidate, Op
+from octavo.ops.native import native_candidate
 
 
 class Logits(Protocol):
@@ -29,6 +30,7 @@ LOGITS = Op(
             kinds=("cuda",),
             dtypes=("bfloat16", "float16"),
         ),
+        native_candidate("logits", "octavo.ops.product.cpu:logits", "product"),
         Candidate(name="torch", path="octavo.ops.logits.reference:logits"),
     ),
 )

@@ -43,7 +43,7 @@ class FormatChoice:
         """Return the format of the weight at a path of the model; raises ConfigError where what was asked for cannot be."""
         kind = self._kind(path, num_ins)
         if kind is None:
-            return DenseFormat(dtype=self.dtype)
+            return DenseFormat(dtype=self.dtype, product=self.kernels.product)
         self.counts[kind] += 1
         integers = not self.weights.exact
         return PackedFormat(kind=kind, dtype=self.dtype, kernel=self.kernels.packed_product, integers=integers)
