@@ -68,7 +68,7 @@ APART = DenseFormat(dtype=torch.float64, fuses=False)
 
 def _filled(layer: Linear, mesh: Mesh, whole: dict[str, Tensor], weight_format: WeightFormat = FUSED) -> Linear:
     """Make a layer's share of the whole tensors, without collectives."""
-    layer.assign("layer", lambda path: weight_format)
+    layer.assign("layer", lambda path, num_ins: weight_format)
     layer.place(mesh, torch.float64)
     layer.to_empty(device="cpu")
     targets: dict[str, Destination] = dict(layer.destinations())
