@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -106,7 +106,7 @@ def kernel(op: str, candidate: str, dtype: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def poisoned() -> Iterator[None]:
+def poisoned() -> Generator[None]:
     """Let what is allocated hold NaN until somebody writes there."""
     with mock.patch.object(torch, "empty", _poisoned):
         yield
