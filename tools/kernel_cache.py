@@ -122,7 +122,7 @@ def assemble(checkpoint: Checkpoint, dtype: str, device: Absent, max_model_len: 
         model_class = load_model(checkpoint.facts.architecture)
         model = model_class(settle_extras(checkpoint.facts, model_class.config_keys))
     torch_dtype = getattr(torch, dtype)
-    assign_formats(model, lambda path: DenseFormat(dtype=torch_dtype))
+    assign_formats(model, lambda path, num_ins: DenseFormat(dtype=torch_dtype))
     place(model, Mesh(), torch_dtype)
     kernels = bind(device.facts, dtype, {"logits": "torch"})
     binding = Binding(

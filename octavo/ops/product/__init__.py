@@ -16,7 +16,7 @@ from octavo.ops.native import native_candidate
 class Product(Protocol):
     """Multiply by a weight."""
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, /) -> Tensor:
         """Return `x @ weight.T + bias` [T, O] of x [T, I], weight [O, I] and bias [O], which have the same dtype."""
         ...
 
