@@ -77,7 +77,7 @@ def test_experts_in_formats_without_a_kernel_are_not_recorded(
     stored: WeightFormat, unrecordable: tuple[str, ...]
 ) -> None:
     made, facts = Experts(NUM, HIDDEN, INNER, "silu"), fake_device(kind="cuda", arch="sm_90").facts
-    assign_formats(made, lambda path: stored)
+    assign_formats(made, lambda path, num_ins: stored)
     place(made, Mesh(), torch.float32)
     kernels = bind(facts, "float32")
     device = torch.device("cpu")
