@@ -27,7 +27,7 @@ from octavo.engine.client import EngineClient
 from octavo.engine.executor import Executor, WorkerReport
 from octavo.engine.kvcache.geometry import Geometry, solve
 from octavo.engine.process import RunningEngine
-from octavo.engine.spawn import EngineProcess
+from octavo.engine.spawn import EngineElsewhere, EngineProcess
 from octavo.frontend.intake import Intake
 from octavo.frontend.service import TextService
 from octavo.frontend.text.chat import ChatTemplate
@@ -176,12 +176,14 @@ def build_from_options(options: bytes) -> RunningEngine:
     return build_engine(config, open_checkpoint(config.model))
 
 
-def start_engine(config: EngineConfig) -> EngineProcess:
+def start_engine(config: EngineConfig, num_fronts: int = 1) -> EngineProcess:
     """Start an engine process and return at once, while it loads. It dies with this process."""
-    return EngineProcess("octavo.launch:build_from_options", msgspec.msgpack.encode(config))
+    return EngineProcess("octavo.launch:build_from_options", msgspec.msgpack.encode(config), num_fronts)
 
 
-async def connect(config: EngineConfig, process: EngineProcess, *, max_logprobs: int | None = None) -> TextService:
+async def connect(
+    config: EngineConfig, process: EngineProcess | EngineElsewhere, *, max_logprobs: int | None = None
+) -> TextService:
     """Wait until the engine is loaded and return the service in front of it; the process is stopped if that fails.
 
     max_logprobs: alternatives per token that a request may ask for; None is no limit.

@@ -153,6 +153,7 @@ TESTS = {
     "scheduling-policy": "engine/test_scheduler.py::test_higher_priority_takes_the_place_of_lower",
     "async-scheduling": "engine/test_random_loads.py::test_every_answer_is_right_whatever_happens_beside_it",
     "sse-keep-alive-interval": "server/test_life.py::test_a_stream_that_waits_shows_that_it_lives",
+    "api-server-count": "real/test_fronts.py::test_two_fronts_share_one_engine",
     "shutdown-timeout": "server/test_shutdown.py::test_what_outlives_the_timeout_gets_an_error_event_and_the_status_is_0",
     "disable-log-stats": "server/test_operations.py::test_what_the_server_does_is_a_line_now_and_then",
     "enable-log-requests": "server/test_operations.py::test_requests_are_logged_without_their_text",

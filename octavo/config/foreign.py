@@ -109,7 +109,7 @@ _ROWS = (
     *_accept("exclude_tools_when_tool_choice_none", "they are always left out then", "nothing"),
     # Several processes.
     *_refuse("distributed_executor_backend", _ONE_MACHINE, harmless="mp uni"),
-    *_refuse("nnodes data_parallel_size data_parallel_size_local api_server_count", _ONE_MACHINE, harmless="1"),
+    *_refuse("nnodes data_parallel_size data_parallel_size_local", _ONE_MACHINE, harmless="1"),
     *_refuse("node_rank data_parallel_rank data_parallel_start_rank", _ONE_MACHINE, harmless="0"),
     *_refuse(
         "master_addr master_port data_parallel_address data_parallel_rpc_port data_parallel_backend", _ONE_MACHINE

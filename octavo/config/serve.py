@@ -16,6 +16,7 @@ class ServeConfig:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
+    api_server_count: int = option(1, "processes that answer HTTP, in front of the one engine", low=1, high=64)
     uds: str | None = option(None, "path of a Unix socket to listen on, instead of host and port")
     root_path: str = option("", "path under which a proxy shows the server")
     api_key: tuple[str, ...] = option(

@@ -18,14 +18,17 @@ _LENGTH = struct.Struct("!Q")
 
 
 class Child:
-    """The parent's handle: `python -m module`, told `start`. name: what it is called in messages.
+    """The parent's handle: `python -m module`, told `start`. name: what it is called in messages. files: descriptors that it
+    inherits.
 
     The child gets a session of its own, so that Ctrl-C reaches only the front.
     """
 
-    def __init__(self, module: str, start: bytes, name: str) -> None:
+    def __init__(self, module: str, start: bytes, name: str, files: tuple[int, ...] = ()) -> None:
         self._name = name
-        self._child = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, start_new_session=True)
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", module], stdin=subprocess.PIPE, start_new_session=True, pass_fds=files
+        )
         pipe = self._child.stdin
         assert pipe is not None
         try:
@@ -40,6 +43,11 @@ class Child:
     def pid(self) -> int:
         """The child's process id."""
         return self._child.pid
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while the process runs."""
+        return self._child.poll()
 
     def ending(self) -> str | None:
         """Return how the process ended, in words; None while it runs."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from octavo.base.errors import EngineDeadError, OctavoError, known_error
 from octavo.base.logging import get_logger
 from octavo.engine.process import HEARTBEAT_SECONDS
-from octavo.engine.spawn import EngineProcess
+from octavo.engine.spawn import EngineElsewhere, EngineProcess
 from octavo.engine.streams import Inbox, Streams
 from octavo.engine.transport.channel import FrontChannel
 from octavo.protocol.arrays import int64
@@ -30,12 +30,12 @@ class EngineClient:
     stats: the latest, None until the engine is loaded. dead: why nothing can be generated any more, None while it can.
     """
 
-    def __init__(self, process: EngineProcess, front: int = 0) -> None:
+    def __init__(self, process: EngineProcess | EngineElsewhere) -> None:
         self.stats: EngineStats | None = None
         self.dead: OctavoError | None = None
         self._process = process
-        self._channel = FrontChannel(process.folder, front)
-        self._streams = Streams(front)
+        self._channel = FrontChannel(process.folder, process.front)
+        self._streams = Streams(process.front)
         self._acks: dict[int, asyncio.Future[Ack]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ready: asyncio.Future[Ready] | None = None

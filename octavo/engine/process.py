@@ -37,6 +37,7 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     factory: str
     options: bytes
     folder: str
+    num_fronts: int = 1
 
 
 class Core(Protocol):
@@ -72,7 +73,7 @@ class RunningEngine:
 class _Watch(threading.Thread):
     """Sees the parent's end even while the engine loads or computes, and tells the front that the process lives."""
 
-    def __init__(self, parent: Parent, folder: str) -> None:
+    def __init__(self, parent: Parent, start: EngineStart) -> None:
         super().__init__(name="watch", daemon=True)
         self.stopping = threading.Event()
         self.ended = threading.Event()
@@ -80,12 +81,12 @@ class _Watch(threading.Thread):
         self.idle = False
         self.turned = time.monotonic()
         self._parent = parent
-        self._folder = folder
+        self._told = start
 
     def run(self) -> None:
         """Wait for the parent's end, then stop the loop; a loop that does not stop is cut off."""
         beat = Codec[EngineMessage](EngineMessage).encode(TokenDelta())
-        heart = Heartbeat(self._folder)
+        heart = Heartbeat(self._told.folder, self._told.num_fronts)
         while not self.ended.is_set() and not self._parent.gone_within(HEARTBEAT_SECONDS):
             if self.serving and (self.idle or time.monotonic() - self.turned < _STALLED_SECONDS):
                 heart.send(beat)
@@ -94,7 +95,7 @@ class _Watch(threading.Thread):
         if self.serving:
             self.ended.wait(_GRACE_SECONDS)
         if not self.ended.is_set():
-            remove_folder(self._folder)
+            remove_folder(self._told.folder)
             os._exit(0)
 
 
@@ -126,8 +127,9 @@ def main() -> int:
         start = msgspec.msgpack.decode(parent.read_start(), type=EngineStart)
     except EOFError:
         return 0
-    watch = _Watch(parent, start.folder)
-    channel = EngineChannel(start.folder, stopping=watch.stopping, wake_fd=parent.descriptor)
+    watch = _Watch(parent, start)
+    wake_fd = parent.descriptor
+    channel = EngineChannel(start.folder, stopping=watch.stopping, wake_fd=wake_fd, num_fronts=start.num_fronts)
     watch.start()
     engine: RunningEngine | None = None
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from octavo.engine.child import Child
@@ -12,13 +14,14 @@ from octavo.engine.transport.endpoints import make_folder, remove_folder
 class EngineProcess:
     """An engine in a process of its own. It ends when this process ends, however that happens.
 
-    folder: where its sockets lie.
+    folder: where its sockets lie. num_fronts: processes that will ask it. front: which of them this one is.
     """
 
-    def __init__(self, factory: str, options: bytes) -> None:
+    def __init__(self, factory: str, options: bytes, num_fronts: int = 1) -> None:
         self.folder = make_folder()
-        start = msgspec.msgpack.encode(EngineStart(factory=factory, options=options, folder=self.folder))
-        self._child = Child("octavo.engine.process", start, "the engine process")
+        self.front = 0
+        start = EngineStart(factory=factory, options=options, folder=self.folder, num_fronts=num_fronts)
+        self._child = Child("octavo.engine.process", msgspec.msgpack.encode(start), "the engine process")
 
     @property
     def pid(self) -> int:
@@ -33,3 +36,18 @@ class EngineProcess:
         """End the process and remove its sockets: ask, wait up to `timeout` seconds, then kill. Idempotent."""
         self._child.stop(timeout)
         remove_folder(self.folder)
+
+
+class EngineElsewhere:
+    """An engine that another process owns: whoever does removes its folder when it has ended. front: which one this is."""
+
+    def __init__(self, folder: str, front: int) -> None:
+        self.folder = folder
+        self.front = front
+
+    def ending(self) -> str | None:
+        """Return that the engine has ended; None while it runs."""
+        return None if Path(self.folder).is_dir() else "the engine process has ended"
+
+    def stop(self, timeout: float = 0.0) -> None:
+        """Do nothing: its owner ends it."""

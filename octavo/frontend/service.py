@@ -124,6 +124,7 @@ class RequestStream:
 
     def _end(self) -> None:
         self._closed = True
+        self._inbox.wake = None  # It holds this stream, which holds the inbox: neither shall wait for the collector.
         self._client.forget(self._key)
         self._ended(self._key)
 

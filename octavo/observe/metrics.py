@@ -6,11 +6,14 @@ tokens, so the token counters equal the `usage` that clients were told.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -42,6 +45,16 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
+    @property
+    def state(self) -> tuple[list[int], float]:
+        """The count of each bucket, and the sum."""
+        return self._counts, self._sum
+
+    def add(self, state: tuple[list[int], float]) -> None:
+        """Add what another of the same bounds has counted."""
+        self._counts = [mine + theirs for mine, theirs in zip(self._counts, state[0], strict=True)]
+        self._sum += state[1]
+
     def family(self, prefix: str, labels: dict[str, str]) -> Metric:
         """Return the histogram in Prometheus' form: cumulative counts up to each bound."""
         bounds = [*(str(bound) for bound in self._bounds), "+Inf"]
@@ -71,6 +84,15 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 _PREFIXES: dict[str, dict[str, str]] = {"octavo": {}, "vllm": {"engine": "0"}}
 
 
+class _Totals(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    cached_tokens: int
+    generation_tokens: int
+    rejected: int
+    finished: dict[FinishReason, int]
+    histograms: dict[str, tuple[list[int], float]]
+
+
 class ServerMetrics(Collector):
     """All metrics of one server and its engine. One thread only.
 
@@ -82,6 +104,8 @@ class ServerMetrics(Collector):
         self._model_name = model_name
         self._stats = stats
         self._names = tuple(_PREFIXES) if names == "both" else (names,)
+        self._folder: Path | None = None
+        self._front = 0
         self._histograms = {name: Histogram(name, *described) for name, described in _HISTOGRAMS.items()}
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -112,9 +136,49 @@ class ServerMetrics(Collector):
         """Count choices that ended."""
         self._finished[reason] += times
 
+    def share(self, folder: Path, front: int) -> None:
+        """Count together with other fronts of the same engine: each leaves what it knows in a file, by `publish`."""
+        self._folder, self._front = folder, front
+
+    def publish(self) -> None:
+        """Let other fronts know what was counted here."""
+        if self._folder is None:
+            return
+        path = self._folder / f"metrics-{self._front}"
+        with contextlib.suppress(FileNotFoundError):  # The folder goes when the engine has ended.
+            path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(self._totals()))
+            path.with_suffix(".new").rename(path)
+
     def render(self) -> bytes:
-        """Return the exposition text, of type CONTENT_TYPE."""
-        return generate_latest(self._registry)
+        """Return the exposition text, of type CONTENT_TYPE; of all fronts, where there are several."""
+        if self._folder is None or not self._folder.is_dir():
+            return generate_latest(self._registry)
+        self.publish()
+        every = ServerMetrics(self._model_name, self._stats)
+        every._names = self._names
+        for path in self._folder.glob("metrics-*[0-9]"):
+            every._add(msgspec.msgpack.decode(path.read_bytes(), type=_Totals))
+        return generate_latest(every._registry)
+
+    def _totals(self) -> _Totals:
+        return _Totals(
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generation_tokens=self._generation_tokens,
+            rejected=self._rejected,
+            finished=self._finished,
+            histograms={name: one.state for name, one in self._histograms.items()},
+        )
+
+    def _add(self, totals: _Totals) -> None:
+        self._prompt_tokens += totals.prompt_tokens
+        self._cached_tokens += totals.cached_tokens
+        self._generation_tokens += totals.generation_tokens
+        self._rejected += totals.rejected
+        for reason, count in totals.finished.items():
+            self._finished[reason] += count
+        for name, state in totals.histograms.items():
+            self._histograms[name].add(state)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric as it stands now; called by the registry."""

@@ -14,8 +14,9 @@ from tests.engine_process.fake_core import FACTORY, Options
 from tests.frontend.bytes_model import make_intake
 
 
-def start_process(**options: object) -> EngineProcess:
-    return EngineProcess(FACTORY, msgspec.msgpack.encode(Options(**options)))  # pyright: ignore[reportArgumentType]
+def start_process(num_fronts: int = 1, **options: object) -> EngineProcess:
+    encoded = msgspec.msgpack.encode(Options(**options))  # pyright: ignore[reportArgumentType]
+    return EngineProcess(FACTORY, encoded, num_fronts)
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ import pytest
 
 from octavo.base.errors import ConfigError, EngineDeadError
 from octavo.engine.client import EngineClient
+from octavo.engine.spawn import EngineElsewhere
 from octavo.protocol.arrays import int32
 from octavo.protocol.control import ResetPrefixCache
 from octavo.protocol.request import Request
@@ -198,3 +199,35 @@ def test_the_engine_process_starts_without_torch_and_fast():
     assert asyncio.run(run()) < 3.0
     code = "import octavo.engine.process, octavo.engine.client, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_two_fronts_of_one_engine_hear_their_own_tokens_and_of_its_end():
+    async def run() -> None:
+        process = start_process(num_fronts=2)
+        clients = [EngineClient(process), EngineClient(EngineElsewhere(process.folder, 1))]
+        try:
+            await asyncio.gather(*(client.start() for client in clients))
+            asked = [(asyncio.Event(), client) for client in clients for _ in range(3)]
+            tokens = [b"abc", b"def", b"gh", b"ij", b"k", b"lmn"]
+            inboxes = [
+                client.submit(request(client.new_key(), text, max_tokens=5), woken.set)
+                for (woken, client), text in zip(asked, tokens, strict=True)
+            ]
+            reading = [read(client, inbox, woken) for (woken, client), inbox in zip(asked, inboxes, strict=True)]
+            assert await asyncio.gather(*reading) == [list((text * 5)[:5]) for text in tokens]
+            acks = await asyncio.gather(*(client.control(ResetPrefixCache()) for client in clients))
+            assert [ack.ok for ack in acks] == [True, True]
+            await clients[1].close()  # Of no consequence for an engine that is another's.
+            assert process.ending() is None
+            other = EngineClient(EngineElsewhere(process.folder, 1))
+            clients.append(other)
+            loading = asyncio.ensure_future(other.start())
+            await asyncio.sleep(0)
+            await asyncio.to_thread(process.stop)
+            with pytest.raises(EngineDeadError, match="has ended"):
+                await asyncio.wait_for(loading, 5)
+        finally:
+            for client in clients:
+                await client.close()
+
+    asyncio.run(run())

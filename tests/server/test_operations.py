@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -264,3 +265,30 @@ def test_two_servers_in_one_process_share_no_metrics() -> None:
     assert samples(first.render().decode())['octavo:generation_tokens_total{model_name="a"}'] == 5
     assert samples(second.render().decode())['octavo:generation_tokens_total{model_name="b"}'] == 0
     assert 'model_name="a"' not in second.render().decode()
+
+
+def test_fronts_count_together(tmp_path: Path) -> None:
+    fronts = [ServerMetrics("tiny", lambda: None, names="both") for _ in range(12)]
+    for index, metrics in enumerate(fronts):
+        metrics.share(tmp_path, index)
+        metrics.count_generated(index)
+        metrics.count_prompt(10, 4)
+        metrics.count_finish("length")
+        metrics.observe("request_prompt_tokens", 10)
+        metrics.publish()
+    fronts[3].count_generated(100)
+    page = samples(fronts[3].render().decode())
+    labels = '{model_name="tiny"}'
+    assert page[f"octavo:generation_tokens_total{labels}"] == sum(range(12)) + 100
+    assert page[f"octavo:prompt_tokens_cached_total{labels}"] == 48
+    assert page['octavo:request_success_total{finished_reason="length",model_name="tiny"}'] == 12
+    assert page[f"octavo:request_prompt_tokens_sum{labels}"] == 120
+    assert page['octavo:request_prompt_tokens_bucket{le="10.0",model_name="tiny"}'] == 12
+    assert page['vllm:generation_tokens_total{engine="0",model_name="tiny"}'] == sum(range(12)) + 100
+    # The others know it at once, and what was counted stays when the engine's folder is gone.
+    assert samples(fronts[0].render().decode())[f"octavo:generation_tokens_total{labels}"] == sum(range(12)) + 100
+    for path in tmp_path.iterdir():
+        path.unlink()
+    tmp_path.rmdir()
+    fronts[3].publish()
+    assert samples(fronts[3].render().decode())[f"octavo:generation_tokens_total{labels}"] == 103

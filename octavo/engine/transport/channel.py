@@ -10,6 +10,7 @@ Bytes that are not a message are logged and ignored, whoever sent them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -33,18 +34,19 @@ _log = get_logger(__name__)
 
 
 class EngineChannel:
-    """The engine's end: messages of all fronts in, messages to one front out. Used by one thread only.
+    """The engine's end: messages of all fronts in, and every message out to all of them. Used by one thread only.
 
+    A front passes over the rows of others, which is less work than to take them out one by one.
     stopping: set when the engine has to end; a waiting `send` or `receive` then returns.
     """
 
-    def __init__(self, folder: str, *, stopping: threading.Event, wake_fd: int, front: int = 0) -> None:
+    def __init__(self, folder: str, *, stopping: threading.Event, wake_fd: int, num_fronts: int = 1) -> None:
         self._stopping = stopping
         self._context = zmq.Context()
         self._in = self._context.socket(zmq.PULL)
         self._in.set_hwm(0)
         self._in.bind(engine_endpoint(folder))
-        self._out = _push(self._context, front_endpoint(folder, front), HIGH_WATER)
+        self._outs = [_push(self._context, front_endpoint(folder, i), HIGH_WATER) for i in range(num_fronts)]
         self._poller = zmq.Poller()
         self._poller.register(self._in, zmq.POLLIN)
         # Readable at the end: it wakes an idle engine.
@@ -69,17 +71,21 @@ class EngineChannel:
                 _log.warning("ignored %d bytes from a front: %s", len(data), error)
 
     def send(self, message: EngineMessage) -> None:
-        """Send to the front; waits while it is `HIGH_WATER` messages behind."""
+        """Send to all fronts; waits while one is `HIGH_WATER` messages behind."""
         data = self._answers.encode(message)
+        for out in self._outs:
+            self._send(out, data)
+
+    def _send(self, out: zmq.Socket[bytes], data: bytes) -> None:
         waited_since: float | None = None
         while not self._stopping.is_set():
             try:
-                self._out.send(data, zmq.NOBLOCK)
+                out.send(data, zmq.NOBLOCK)
             except zmq.Again:
                 if waited_since is None:
                     waited_since = time.monotonic()
                     _log.warning("the front is %d messages behind; the engine pauses until it reads", HIGH_WATER)
-                self._out.poll(100, zmq.POLLOUT)
+                out.poll(100, zmq.POLLOUT)
             else:
                 break
         if waited_since is not None:
@@ -88,23 +94,23 @@ class EngineChannel:
     def close(self) -> None:
         """Give what was sent two seconds to leave, then close."""
         self._in.close(linger=0)
-        self._out.close(linger=_FLUSH_MS)
+        for out in self._outs:
+            out.close(linger=_FLUSH_MS)
         self._context.term()
 
 
 class Heartbeat:
-    """A second line to the front for the thread that says that this process runs. Never waits, never queues."""
+    """A second line to the fronts for the thread that says that this process runs. Never waits, never queues."""
 
-    def __init__(self, folder: str, front: int = 0) -> None:
+    def __init__(self, folder: str, num_fronts: int = 1) -> None:
         self._context = zmq.Context()
-        self._out = _push(self._context, front_endpoint(folder, front), 1)
+        self._outs = [_push(self._context, front_endpoint(folder, i), 1) for i in range(num_fronts)]
 
     def send(self, data: bytes) -> None:
-        """Send encoded bytes, or drop them if the front does not read."""
-        try:
-            self._out.send(data, zmq.NOBLOCK)
-        except zmq.Again:
-            return
+        """Send encoded bytes, or drop them where a front does not read."""
+        for out in self._outs:
+            with contextlib.suppress(zmq.Again):
+                out.send(data, zmq.NOBLOCK)
 
     def close(self) -> None:
         """Close at once."""

@@ -40,7 +40,7 @@ async def create_response(request: Request) -> Response:
     context = context_of(request)
     body = decode_body(_decoder, await read_body(request, context.config.max_body_bytes))
     model = context.served_name(body.model)
-    check(body)
+    check(body, alone=context.config.api_server_count == 1)
     before: Messages = []
     if body.previous_response_id is not None:
         before = context.responses.find(body.previous_response_id, "previous_response_id").messages()

@@ -83,13 +83,19 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     prompt: Any = None
 
 
-def check(body: ResponsesBody) -> None:
-    """Refuse what is not supported, naming the field; raises InvalidRequestError."""
+def check(body: ResponsesBody, *, alone: bool) -> None:
+    """Refuse what is not supported, naming the field; raises InvalidRequestError.
+
+    alone: there is one front, so that the process that is asked is the one that keeps the answer.
+    """
     if not body.input:
         raise InvalidRequestError("input is required", field="input")
     if body.background and (body.stream or body.store is False):
         field = "stream" if body.stream else "store"
         raise InvalidRequestError(f"{field}: an answer in the background is stored, and not streamed", field=field)
+    kept = {"background": body.background, "previous_response_id": body.previous_response_id}
+    for name in filter(kept.get, () if alone else kept):
+        raise InvalidRequestError(f"{name}: a server of several fronts keeps no responses", field=name)
     hosted = {"conversation": body.conversation, "prompt": body.prompt, "top_logprobs": body.top_logprobs}
     for name in filter(hosted.get, hosted):
         raise unsupported(name)
