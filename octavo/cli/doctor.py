@@ -123,6 +123,7 @@ def _device(kind: str) -> tuple[DeviceFacts, Section]:
     import torch
 
     from octavo import launch
+    from octavo.base.native import library
 
     chosen, others = launch.survey_devices(kind)
     facts = chosen.facts
@@ -134,6 +135,7 @@ def _device(kind: str) -> tuple[DeviceFacts, Section]:
         "dtypes": facts.dtypes,
         "features": sorted(facts.features),
         "others": others,
+        "kernels in C++": found if isinstance(found := library(), str) else f"for {found.level}",
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}, {torch.get_num_threads()} threads",
     }
 
