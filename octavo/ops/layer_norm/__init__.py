@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.ops.candidate import Candidate, Op
+from octavo.ops.native import native_candidate
 
 
 class LayerNorm(Protocol):
@@ -35,6 +36,7 @@ LAYER_NORM = Op(
     name="layer_norm",
     candidates=(
         Candidate(name="triton", path="octavo.ops.layer_norm.triton:layer_norm", kinds=("cuda",)),
+        native_candidate("norm", "octavo.ops.layer_norm.cpu:layer_norm"),
         Candidate(name="torch", path="octavo.ops.layer_norm.reference:layer_norm"),
     ),
 )
@@ -42,6 +44,7 @@ ADD_LAYER_NORM = Op(
     name="add_layer_norm",
     candidates=(
         Candidate(name="triton", path="octavo.ops.layer_norm.triton:add_layer_norm", kinds=("cuda",)),
+        native_candidate("norm", "octavo.ops.layer_norm.cpu:add_layer_norm"),
         Candidate(name="torch", path="octavo.ops.layer_norm.reference:add_layer_norm"),
     ),
 )

@@ -33,7 +33,7 @@ RMS_NORM = Op(
     name="rms_norm",
     candidates=(
         Candidate(name="triton", path="octavo.ops.rms_norm.triton:rms_norm", kinds=("cuda",)),
-        native_candidate("rms_norm", "octavo.ops.rms_norm.cpu:rms_norm"),
+        native_candidate("norm", "octavo.ops.rms_norm.cpu:rms_norm"),
         Candidate(name="torch", path="octavo.ops.rms_norm.reference:rms_norm"),
     ),
 )
@@ -41,7 +41,7 @@ ADD_RMS_NORM = Op(
     name="add_rms_norm",
     candidates=(
         Candidate(name="triton", path="octavo.ops.rms_norm.triton:add_rms_norm", kinds=("cuda",)),
-        native_candidate("rms_norm", "octavo.ops.rms_norm.cpu:add_rms_norm"),
+        native_candidate("norm", "octavo.ops.rms_norm.cpu:add_rms_norm"),
         Candidate(name="torch", path="octavo.ops.rms_norm.reference:add_rms_norm"),
     ),
 )

@@ -1,4 +1,4 @@
-"""RMS norm by the processor's kernels."""
+"""Norms by the processor's kernels: root-mean-square and layer norm are one, with or without the residual sum before it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ from torch import Tensor
 
 from octavo.ops.native import DTYPES, NativeOp, packed
 
-_RMS_NORM = NativeOp("rms_norm", "pppp qqqqq qqq d")
+_NORM = NativeOp("norm", "ppppp qqqqq qqqqqq d")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `RmsNorm`."""
-    return _normalized(x, None, weight, eps)
+    return normalized(x, None, weight, None, eps, centered=False)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `AddRmsNorm`."""
-    return _normalized(x, residual, weight, eps)
+    return normalized(x, residual, weight, None, eps, centered=False)
 
 
-def _normalized(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def normalized(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, *, centered: bool
+) -> Tensor:
+    """Normalize x [..., N]; with a residual, x is added to it in place first. centered: layer norm."""
     size, kept = x.shape[-1], x if residual is None else residual
     out = torch.empty(kept.shape, dtype=kept.dtype)
     x = packed(x if x.dim() == 3 else x.reshape(-1, 1, size))
-    assert x.dtype == kept.dtype and weight.is_contiguous() and (residual is None or residual.stride(1) == 1)
-    strides = x.stride(0), x.stride(1), 0 if residual is None else residual.stride(0)
+    assert x.dtype == kept.dtype and (residual is None or residual.stride(1) == 1)
+    assert weight is None or bias is None or weight.dtype == bias.dtype
+    terms = [None if term is None else packed(term) for term in (weight, bias)]
+    dtype = next((term.dtype for term in terms if term is not None), x.dtype)
+    heads = (term.stride(0) if term is not None and term.dim() == 2 else 0 for term in terms)
+    strides = x.stride(0), x.stride(1), 0 if residual is None else residual.stride(0), *heads
     shape = out.numel() // size, x.shape[1], size
-    _RMS_NORM(x, residual, weight, out, DTYPES[x.dtype], DTYPES[weight.dtype], *shape, *strides, eps)
+    _NORM(x, residual, *terms, out, DTYPES[x.dtype], DTYPES[dtype], *shape, *strides, centered, eps)
     return out
