@@ -26,6 +26,8 @@ _LEAST_TOKENS, _LEAST_ROWS = 16, 8
 _DRAWN_SIZES = (1, 8, 64)
 # So often a step comes before a running engine stops to record it.
 _OFTEN, _OFTEN_UNQUEUED = 8, 2
+# Rows of which a host keeps logits behind a recorded step: each size keeps its own.
+_MOST_LOGITS = 16
 
 _log = get_logger(__name__)
 
@@ -94,6 +96,8 @@ class StepGraphs:
         """
         if ending == "drawn" and self._program.draw is None:
             ending = "logits"
+        if ending == "logits" and not self._queues and len(rows.slots) > _MOST_LOGITS:
+            return None
         fitting: list[Wanted] = [(shape, ending) for shape in self._fitting(rows)]
         if not fitting:
             return None

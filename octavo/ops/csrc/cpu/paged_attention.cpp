@@ -280,7 +280,7 @@ inline void paged_attention(const PagedAttentionArgs& a) {
     int64_t group = a.num_heads / a.num_kv_heads;
     Item* items = static_cast<Item*>(scratch(2, (num_items + 1) * sizeof(Item)));
     float* parts = static_cast<float*>(scratch(3, (num_parts * group * part_size(a) + 1) * sizeof(float)));
-    int64_t made = 0, part = 0;
+    int64_t made = 0, part = 0, work = 0;
     for (int64_t row = 0; row < a.num_rows; row++) {
         Cut cut = cut_of(a, row);
         int64_t cached = a.lengths[row] - cut.num_tokens;
@@ -291,12 +291,14 @@ inline void paged_attention(const PagedAttentionArgs& a) {
                 int64_t begin = a.window == 0 ? 0 : max64(0, cached + first + 1 - a.window);
                 for (int64_t span = 0; span < cut.spans; span++) {
                     int64_t from = begin + span * SPAN, to = cut.spans == 1 ? cached + last : min64(cached + last, from + SPAN);
+                    work += (to - from) * (last - first) * group * a.dim;
                     items[made++] = {row, head, first, last - first, from, to, cut.spans == 1 ? -1 : part++};
                 }
             }
         }
     }
-    parallel_for(made, 1, [&](int64_t begin, int64_t end) {
+    // A few microseconds of work are done sooner than shared.
+    parallel_for(made, work < 65536 ? made : 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; i++) attend<T>(a, items[i], parts);
     });
     for (int64_t row = 0, done = 0; row < a.num_rows && done < num_parts; row++) {
