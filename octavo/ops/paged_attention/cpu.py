@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.ops.native import DTYPES, NativeOp, packed
-from octavo.ops.paged_attention import Scoring
+from octavo.ops.paged_attention import Scoring, Span
 
 _PAGED_ATTENTION = NativeOp("paged_attention", "ppp ppp ppp qqqqqqqqq qqqqqqqqqq q dd")
 # As csrc/cpu/paged_attention.cpp has it.
@@ -21,8 +21,9 @@ def paged_attention(
     query_starts: Tensor,
     lengths: Tensor,
     scoring: Scoring,
+    span: Span | None = None,
 ) -> Tensor:
-    """See `PagedAttention`; here values may have another size than keys."""
+    """See `PagedAttention`; here values may have another size than keys, and every row reads what it shares."""
     q, (_, num_kv_heads, block, dim) = packed(q), key_pages.shape
     assert all(pages.stride(3) == 1 and pages.dtype == q.dtype for pages in (key_pages, value_pages))
     assert query_starts.is_contiguous() and lengths.is_contiguous() and dim <= _MOST_DIM
