@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.ops.native import DTYPES, NativeOp, packed
 from octavo.ops.paged_attention import Scoring, Span
 
-_PAGED_ATTENTION = NativeOp("paged_attention", "ppp ppp ppp qqqqqqqqq qqqqqqqqqq q dd")
+_PAGED_ATTENTION = NativeOp("paged_attention", "ppp ppp ppp qqqqqqqqq qqqqqqqqqq q dd ppq")
 # As csrc/cpu/paged_attention.cpp has it.
 _MOST_DIM = 1024
 
@@ -23,7 +23,7 @@ def paged_attention(
     scoring: Scoring,
     span: Span | None = None,
 ) -> Tensor:
-    """See `PagedAttention`; here values may have another size than keys, and what rows share comes from a cache anyhow."""
+    """See `PagedAttention`; here values may have another size than keys, and every row reads what it shares for itself."""
     q, (_, num_kv_heads, block, dim) = packed(q), key_pages.shape
     assert all(pages.stride(3) == 1 and pages.dtype == q.dtype for pages in (key_pages, value_pages))
     assert query_starts.is_contiguous() and lengths.is_contiguous() and dim <= _MOST_DIM
@@ -37,5 +37,6 @@ def paged_attention(
         scoring.window or 0,
         scoring.scale,
         scoring.softcap or 0.0,
+        *((None, None, 0) if span is None else (span.table, span.skips, span.table.stride(0))),
     )
     return out

@@ -22,6 +22,9 @@ struct PagedAttentionArgs {
     int64_t window;
     // softcap: 0 for none.
     double scale, softcap;
+    // Pages of leading tokens that rows share, and how many of a row's tokens those are; null if nothing is shared.
+    const int32_t *span_table, *span_skips;
+    int64_t span_column;
 };
 
 constexpr int64_t CHUNK = 64, SPAN = 256, TILE_TOKENS = 64;
@@ -163,10 +166,12 @@ inline void walk(const PagedAttentionArgs& a, const Item& item, const Buffers& a
     const T *key_base = static_cast<const T*>(a.key_pages) + item.head * a.key_head;
     const T *value_base = static_cast<const T*>(a.value_pages) + item.head * a.value_head;
     const T *keys[CHUNK], *values[CHUNK];
+    int64_t shared = a.span_table == nullptr || a.window != 0 ? 0 : a.span_skips[item.row];
     for (int64_t first = item.begin; first < item.end; first += CHUNK) {
         int64_t count = min64(CHUNK, item.end - first);
         for (int64_t n = 0; n < count; n++) {
-            int64_t page = pages[(first + n) / a.block * a.table_column], place = (first + n) % a.block;
+            int64_t number = (first + n) / a.block, place = (first + n) % a.block;
+            int64_t page = first + n < shared ? a.span_table[number * a.span_column] : pages[number * a.table_column];
             keys[n] = key_base + page * a.key_page + place * a.key_place;
             values[n] = value_base + page * a.value_page + place * a.value_place;
         }
