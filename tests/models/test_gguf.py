@@ -12,8 +12,12 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from octavo.base.errors import CheckpointError
+from octavo.checkpoint.open import open_checkpoint
+from octavo.config.model import ModelConfig
+from octavo.frontend.text.tokenizer import load_tokenizer
 from octavo.ops.packed_product.blocks import dequantize
 from octavo.worker.loader.gguf_weights import hugging_face_name
+from octavo.worker.spec import Weights
 from tests.models.gguf_writing import gguf_name, write_gguf
 from tests.models.oracle import assemble_folder, make_oracle, oracle_logits, random_tokens
 from tests.models.paged_run import PagedRun
@@ -137,3 +141,21 @@ def test_the_embedded_model_gives_the_logits_of_transformers(demo_gguf: Path) ->
     expected = oracle_logits(oracle, tokens)
     run = PagedRun(assemble_folder(demo_gguf))
     torch.testing.assert_close(run.prefill_and_decode(tokens, [50, 14]), expected, rtol=0, atol=1e-3)
+
+
+def test_inputs_of_eight_bits_lose_little(demo_gguf: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/design/0001-shape.md").read_text(encoding="utf-8")
+    checkpoint = open_checkpoint(ModelConfig(model=str(demo_gguf)))
+    assert checkpoint.tokenizer is not None
+    tokens = load_tokenizer(checkpoint.tokenizer).encode(text)[:300]
+    exact = PagedRun(assemble_folder(demo_gguf)).prefill_and_decode(tokens, [300]).log_softmax(-1)
+    rounded = PagedRun(assemble_folder(demo_gguf, weights=Weights(exact=False)))
+    found = rounded.prefill_and_decode(tokens, [200, 90]).log_softmax(-1)
+    best = exact.topk(2)
+    wide = best.values[:, 0] - best.values[:, 1] > 0.5
+    assert wide.sum() > 150
+    assert (found.argmax(-1) == best.indices[:, 0])[wide].float().mean() > 0.99
+    following = torch.tensor(tokens[1:])[:, None]
+    losses = [-float(each[:-1].gather(1, following).mean()) for each in (exact, found)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert 1e-3 < (found - exact).gather(1, best.indices[:, :1]).abs().mean() < 0.08

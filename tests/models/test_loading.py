@@ -136,7 +136,7 @@ def test_dummy_weights(tmp_path: Path) -> None:
 def test_decisions_and_overrides(tmp_path: Path) -> None:
     made = assemble_folder(_saved(tmp_path, lambda tensors: None), overrides={"rope": "torch", "attention": "torch"})
     assert "rope torch: asked for" in made.decisions
-    assert "layer_norm torch: triton needs a device of cuda, not cpu" in made.decisions
+    assert "causal_conv torch: triton needs a device of cuda, not cpu" in made.decisions
     assert "attention of heads of 8: torch, asked for" in made.decisions
     assert [layer.layer for layer in made.layers] == [0, 1, 2]
     assert [plane.name for plane in made.layers[0].kept.planes] == ["key", "value"]
