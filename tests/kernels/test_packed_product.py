@@ -61,11 +61,11 @@ def _blocks(kind: str, outs: int, ins: int) -> tuple[torch.Tensor, np.ndarray]:
 
 
 def _rounded(x: np.ndarray) -> np.ndarray:
-    """Return x as the integer path sees it: groups of 32 in 255 steps."""
+    """Return x as the integer path sees it: groups of 32 in 65,025 steps."""
     groups = x.astype(np.float32).reshape(len(x), -1, 32)
     most = np.abs(groups).max(-1, keepdims=True)
-    steps = np.rint(groups * (np.float32(127) / most))
-    return (steps.astype(np.float64) * (most / np.float32(127))).reshape(x.shape)
+    steps = np.rint(groups * (np.float32(127 * 256) / most))
+    return (steps.astype(np.float64) * (most / np.float32(127 * 256))).reshape(x.shape)
 
 
 @pytest.mark.parametrize("kind", sorted(PACKED))

@@ -1,7 +1,7 @@
 // x [rows, ins] times packed weights [outs, ins]: out [rows, outs].
 //
 // Exactly: codes become numbers in registers, and are multiplied as floats. By integers: x is cut into groups of 32 with one
-// scale each and rounded to 8 bits; a group's codes are multiplied with those. Either way a row's result is the same bits
+// scale each and rounded to 16 bits; a group's codes are multiplied with those, the upper and the lower 8 apart. Either way a row's result is the same bits
 // whatever rows are beside it: sums are made in one order, 16 or 32 inputs at a time.
 // levels: scalar avx2 vnni neon
 #include "packed.h"
@@ -27,10 +27,13 @@ inline int tile_rows(int64_t left) {
 }
 
 // x is copied so that a tile of M rows takes it from one place after another, M * ins numbers for each tile. Exactly:
-// [ins][M] floats. By integers: [unit][M] records of words: 32 rounded inputs, their scale, and for each group what it adds to
+// [ins][M] floats. By integers: [unit][M] records of words: the upper 8 bits of 32 rounded inputs, the lower ones, their scale, and for each group what it adds to
 // every output, -offset * the sum of its inputs (rounded, a whole number), or for codes with a minimum that sum (a float).
 template <class K>
-constexpr int RECORD = 9 + K::form.groups_of_unit();
+constexpr int RECORD = 17 + K::form.groups_of_unit();
+
+// The largest rounded input: its upper 8 bits must not round up to 128.
+constexpr float MOST = 127.0f * 256.0f;
 
 template <class K, class T>
 void round_row(const T* x, int64_t num_ins, int32_t* record, int apart) {
@@ -41,18 +44,24 @@ void round_row(const T* x, int64_t num_ins, int32_t* record, int apart) {
         for (int i = 0; i < 32; i++) most = most > fabsf(numbers[i]) ? most : fabsf(numbers[i]);
         // NaN where a number is not finite, else 0.
         for (int i = 0; i < 32; i++) poison += numbers[i] * 0.0f;
-        const float scale = most / 127.0f + poison, inverse = most > 0.0f ? 127.0f / most : 0.0f;
+        const float scale = most / MOST + poison, inverse = most > 0.0f ? MOST / most : 0.0f;
         // The lowest bits of what is moved to 1.5 * 2^23 are the nearest whole number.
-        int8_t whole[32];
-        for (int i = 0; i < 32; i++) whole[i] = static_cast<int8_t>(to_bits(numbers[i] * inverse + 0x1.8p23f));
-        memcpy(record, whole, 32);
-        memcpy(record + 8, &scale, 4);
+        int32_t whole[32];
+        int8_t upper[32], lower[32];
+        for (int i = 0; i < 32; i++) {
+            whole[i] = static_cast<int16_t>(to_bits(numbers[i] * inverse + 0x1.8p23f));
+            lower[i] = static_cast<int8_t>(whole[i]);
+            upper[i] = static_cast<int8_t>((whole[i] - lower[i]) >> 8);
+        }
+        memcpy(record, upper, 32);
+        memcpy(record + 8, lower, 32);
+        memcpy(record + 16, &scale, 4);
         for (int group = 0; group < F.groups_of_unit(); group++) {
             int32_t sum = 0;
             for (int i = 0; i < F.group; i++) sum += whole[F.group * group + i];
             const float whole_sum = scale * static_cast<float>(sum);
             const int32_t offset = -F.offset * sum;
-            memcpy(record + 9 + group, F.minimum ? static_cast<const void*>(&whole_sum) : &offset, 4);
+            memcpy(record + 17 + group, F.minimum ? static_cast<const void*>(&whole_sum) : &offset, 4);
         }
     }
 }
@@ -99,14 +108,17 @@ inline __attribute__((always_inline)) void add_unit(
     for (int g = 0; g < GROUPS; g++) {
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
-            const int32_t* in = records + (9 + GROUPS) * m;
+            const int32_t* in = records + (17 + GROUPS) * m;
             float scale, sum;
-            memcpy(&scale, in + 8, 4);
-            memcpy(&sum, in + 9 + g, 4);
-            Words products = splat(MINIMUM ? 0 : in[9 + g]);
+            memcpy(&scale, in + 16, 4);
+            memcpy(&sum, in + 17 + g, 4);
+            Words upper = splat(int32_t{0}), lower = splat(MINIMUM ? 0 : in[17 + g]);
 #pragma GCC unroll 8
-            for (int s = g * STEPS; s < (g + 1) * STEPS; s++) products = dot(products, codes[s], in[s]);
-            sums[m] = fused(to_floats(products), scales[g] * splat(scale), sums[m]);
+            for (int s = g * STEPS; s < (g + 1) * STEPS; s++) {
+                upper = dot(upper, codes[s], in[s]);
+                lower = dot(lower, codes[s], in[8 + s]);
+            }
+            sums[m] = fused(to_floats((upper << 8) + lower), scales[g] * splat(scale), sums[m]);
             if (MINIMUM) sums[m] = fused(minima[g], splat(sum), sums[m]);
         }
     }
