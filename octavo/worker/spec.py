@@ -13,7 +13,7 @@ class Weights:
     """Where weights come from and how they are kept.
 
     seed: of dummy ones. quantization: bits that plain ones are rounded to. exact: what is multiplied with packed weights stays
-    as it is; else it may be rounded to 8 bits.
+    as it is; else it may be rounded to 16 bits.
     """
 
     load_format: LoadFormat = "auto"

@@ -20,7 +20,7 @@ _KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 class PackedFormat:
     """A weight [out, in] as uint8 [out, blocks of a row, bytes of a block].
 
-    kind: "Q4_K". dtype: of what is multiplied. integers: inputs may be rounded to 8 bits.
+    kind: "Q4_K". dtype: of what is multiplied. integers: inputs may be rounded to 16 bits.
     """
 
     kind: str

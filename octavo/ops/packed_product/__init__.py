@@ -32,7 +32,7 @@ class PackedProduct(Protocol):
     ) -> Tensor:
         """Return x [T, I] times the weight, plus bias [O]: [T, O] in `dtype`.
 
-        integers: x may be rounded to 8 bits, in groups of 32 inputs of a token that share a scale; else sums are as exact as
+        integers: x may be rounded to 16 bits, in groups of 32 inputs of a token that share a scale; else sums are as exact as
         float32 makes them. A token's outputs do not depend on the others.
         """
         ...

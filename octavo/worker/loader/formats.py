@@ -51,7 +51,7 @@ class FormatChoice:
     def decisions(self) -> tuple[str, ...]:
         """Return in words what became of weights of few bits, if there are any."""
         if self.counts:
-            how = "as they are" if self.weights.exact else "rounded to 8 bits (with dtype float32: as they are)"
+            how = "as they are" if self.weights.exact else "rounded to 16 bits (with dtype float32: as they are)"
             kinds = ", ".join(f"{count} {kind}" for kind, count in self.counts.most_common())
             return (f"weights stay packed, {kinds}; what they multiply is taken {how}",)
         if PACKED.isdisjoint(self.stored.values()):
