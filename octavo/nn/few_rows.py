@@ -5,6 +5,7 @@ Shapes: T rows with one token each, N hidden features.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from octavo.nn.assembly import Binding
@@ -103,6 +104,7 @@ def _refusal(
     heads, rope = attend.local, attend.rope
     asks = (attend.window, attend.softcap, attend.alibi, attend.has_sinks or None, attend.shares, binding.attention)
     sizes = {size for linear in linears for size in (linear.num_ins, *linear.sizes)}
+    num_bytes = sum(linear.num_ins * sum(linear.sizes) for linear in linears) * getattr(torch, binding.dtype).itemsize
     reasons = {
         "ranks share them": binding.mesh.tensor.size > 1,
         "their norms are of another kind": len(norms) % 2 == 1 or any(type(norm) is not RMSNorm for norm in norms),
@@ -114,6 +116,7 @@ def _refusal(
         or rope.facts.dim != heads.dim,
         f"heads are of {heads.dim}": heads.dim not in few_rows.HEAD_SIZES,
         f"{heads.query // heads.kv} heads share a key": heads.query // heads.kv > few_rows.MOST_GROUP,
+        "reading their weights takes longer than what it saves": num_bytes > few_rows.MOST_BYTES,
         "they are too wide": qkv.num_ins > few_rows.MOST_HIDDEN,
         "features are no multiples of 8": any(size % 8 for size in sizes),
     }

@@ -124,9 +124,9 @@ def test_a_layer(candidate: str, dtype: str, name: str, rows: int) -> None:
 
 
 def test_the_work_is_cut_by_shapes_alone() -> None:
-    assert [splits_of(rows, 8, 34_000, 132, True) for rows in (1, 2, 4, 8)] == [(16, 8), (8, 8), (4, 4), (2, 2)]
+    assert [splits_of(rows, 8, 34_000, 132, True) for rows in (1, 2, 4, 8)] == [(8, 8), (8, 8), (4, 4), (2, 2)]
     assert splits_of(1, 8, 34_000, 108, False) == (8, 1)
-    assert splits_of(1, 1, 34_000, 132, True) == (32, 8)
+    assert splits_of(1, 1, 34_000, 132, True) == (8, 8)
     assert splits_of(1, 8, 64, 132, True) == (1, 1)
     assert splits_of(8, 32, 34_000, 132, True) == (1, 1)
     assert [blocks_of(tiles, 132, 3) for tiles in (1, 384, 396, 397, 1792)] == [1, 384, 396, 199, 359]

@@ -18,6 +18,8 @@ from octavo.ops.rope_write import HeadNorms, Rotation
 
 # What the kernels are made for: rows, head sizes, query heads that share a key head, hidden features.
 MOST_ROWS, HEAD_SIZES, MOST_GROUP, MOST_HIDDEN = 8, (64, 128), 8, 8192
+# Bytes of a layer's weights: with more, products that fill the device are quicker.
+MOST_BYTES = 100_000_000
 
 # A weight [out, in] and its bias.
 Matrix = tuple[Tensor, Tensor | None]
@@ -79,6 +81,7 @@ FEW_ROWS = Op(
             name="cuda",
             path="octavo.ops.few_rows.cuda:few_rows",
             kinds=("cuda",),
+            archs=("sm_90", "sm_100", "sm_103"),
             dtypes=("bfloat16", "float16"),
             check=refusal,
         ),

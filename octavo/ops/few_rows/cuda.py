@@ -19,7 +19,8 @@ from octavo.ops.few_rows import LayerWeights, Matrix, RowPages
 # As in csrc/cuda: threads, elements between rows in shared memory, tokens that a block of attention takes at once, and how
 # many times it loads ahead.
 _THREADS, _PAD, _ATTENTION_THREADS, _TILE, _STAGES = 256, 32, 128, 64, 3
-_MOST_SPLITS, _MOST_CLUSTER = 32, 8
+# One cluster adds up all splits: parts that the output product adds up cost it 2 microseconds (docs/log.md).
+_MOST_SPLITS, _MOST_CLUSTER = 8, 8
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _LOG2_E = math.log2(math.e)
