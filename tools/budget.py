@@ -20,7 +20,7 @@ CEILINGS = {
     "octavo": 100,
     "llm": 500,
     "launch": 500,
-    "cli": 2_400,
+    "cli": 2_450,
     "frontend": 8_500,
     "worker": 4_500,
     "engine": 3_600,
