@@ -29,10 +29,11 @@ Figures = dict[str, list[float]]
 
 def command_of(engine: str, given: argparse.Namespace) -> list[str]:
     """Return the command that times an engine."""
-    script = {"octavo": ["-m", "benchmarks.offline.loads"]}.get(engine, [f"{given.peers}/bench_{engine}.py"])
+    program = [given.peer_python, f"{given.peers}/bench_{engine}.py"]
+    if engine == "octavo":
+        program = [sys.executable, "-m", "benchmarks.offline.loads"]
     found = [
-        given.python,
-        *script,
+        *program,
         given.model,
         "--loads",
         given.loads,
@@ -94,7 +95,9 @@ def main() -> None:
     parser.add_argument("--scale", default="gpu")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--count-first", action="store_true", help="let the first repetition count, if there are more")
-    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="their interpreter, or a script that prepares its path"
+    )
     parser.add_argument("--octavo-flags", default="", help="more arguments of its benchmark")
     parser.add_argument("--vllm-flags", default="")
     parser.add_argument("--sglang-flags", default="")
