@@ -5,17 +5,21 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from octavo.engine.kvcache import allocator
 from octavo.engine.kvcache.allocator import Allocator
 from octavo.engine.schedule.state import ScheduleState
-from octavo.worker.sampling import sampler
+from octavo.ops.draw import CHOICE, SEED, reference
+from octavo.ops.draw import cpu as native
 from octavo.worker.slots import Slots
 from tests.equivalence.draw import draw_cases
 from tests.equivalence.features import Case, costly
 from tests.equivalence.runner import Report, Runner
 
 PAIRS = [case for case in draw_cases(1, seed=11) if not costly(case.values)]
+# Whichever of them a processor takes.
+DRAWS = (native, reference)
 FORKS_WITHOUT_COPIES = (Allocator, "take_table", lambda take: lambda self: (take(self)[0], [], []))
 FAULTS = {
     "a block is known by its own tokens alone": (
@@ -26,14 +30,22 @@ FAULTS = {
     "nothing is ever found in the cache": (Allocator, "match", lambda match: lambda self, holding, tokens: 0),
     "forks share the block that they write": FORKS_WITHOUT_COPIES,
     "all choices draw the same numbers": (
-        sampler,
-        "uniform",
-        lambda uniform: lambda seeds, choices, positions: uniform(seeds, choices * 0, positions),
+        DRAWS,
+        "draw",
+        lambda draw: (
+            lambda logits, slots, positions, reals, wholes: draw(
+                logits, slots, positions, reals, wholes.index_fill(1, torch.tensor([CHOICE]), 0)
+            )
+        ),
     ),
     "numbers depend on where a row stands": (
-        sampler,
-        "uniform",
-        lambda uniform: lambda seeds, choices, positions: uniform(seeds + seeds.argsort(), choices, positions),
+        DRAWS,
+        "draw",
+        lambda draw: (
+            lambda logits, slots, positions, reals, wholes: draw(
+                logits, torch.arange(len(slots)), positions, reals[slots], _moved(wholes[slots])
+            )
+        ),
     ),
     "a slot's pages outlive its owner": (Slots, "_release", lambda release: lambda self, slots: None),
     "a block stays behind": (
@@ -49,6 +61,11 @@ FAULTS = {
 }
 
 
+def _moved(wholes):
+    wholes[:, SEED] += torch.arange(len(wholes))
+    return wholes
+
+
 def _keep_one(release, self, holding, plan):
     for held in holding.blocks:
         held[:] = held[:-1]
@@ -62,8 +79,9 @@ def _lose_a_token(preempt, self, sequence):
 
 
 def put_in(monkeypatch, fault):
-    owner, name, broken = fault
-    monkeypatch.setattr(owner, name, broken(getattr(owner, name)))
+    owners, name, broken = fault
+    for owner in owners if isinstance(owners, tuple) else (owners,):
+        monkeypatch.setattr(owner, name, broken(getattr(owner, name)))
 
 
 @pytest.mark.parametrize("name", FAULTS)

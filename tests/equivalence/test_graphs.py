@@ -19,8 +19,8 @@ CASES = (
 )
 
 
-def dense_attention(q, key_pages, value_pages, table, query_starts, lengths, scoring):
-    """See `PagedAttention`; windows are all that scores can have."""
+def dense_attention(q, key_pages, value_pages, table, query_starts, lengths, scoring, span=None):
+    """See `PagedAttention`; windows are all that scores can have, and a span lies in its rows' tables too."""
     tokens, num_rows, block = torch.arange(len(q)), len(lengths), key_pages.shape[2]
     rows = torch.searchsorted(query_starts[1:].contiguous(), tokens, right=True)
     owned = (rows < num_rows)[:, None, None]

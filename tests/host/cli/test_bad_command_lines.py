@@ -46,7 +46,7 @@ CASES: list[tuple[str, int, str]] = [
     ("serve demo --config {folder}/none.yaml", 2, "none.yaml cannot be read: "),
     ("serve demo --config {file}", 2, "unknown flag --custom-id"),
     ("serve demo --config {empty}", 2, "must hold flags and their values"),
-    ("serve demo --quantization awq", 2, "quantization is not supported: the format of weights follows"),
+    ("serve demo --quantization awq", 2, "argument --quantization: invalid choice: 'awq' (choose from "),
     ("serve demo --enable-lora", 2, "enable_lora is not supported: Octavo does not do this yet (--enable-lora)"),
     ("serve demo --hf-token x", 2, "hf_token is not supported: a token on the command line"),
     ("serve demo --pipeline-parallel-size two", 2, "-pp/--pipeline-parallel-size: must be a whole number, not 'two'"),
