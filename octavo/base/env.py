@@ -18,8 +18,6 @@ _KNOWN = {
     "HF_TOKEN": "token for the hub",
     "XDG_CACHE_HOME": "the user's cache folder",
 }
-# In the cache folder: what the last start found there.
-_KERNEL_NOTE = "kernels.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +59,6 @@ def prepare_kernel_caches() -> None:
     folder = read_env().cache
     for variable, name in (("TRITON_CACHE_DIR", "triton"), ("CUDA_CACHE_PATH", "cuda")):
         os.environ.setdefault(variable, os.path.join(folder, name))  # noqa: TID251
-
-
-def note_kernels(found: int, wanted: int) -> None:
-    """Note how many kernels that a start wanted were found compiled; a cache folder that cannot be written stays as it is."""
-    folder = read_env().cache
-    if os.access(folder, os.W_OK):
-        with open(os.path.join(folder, _KERNEL_NOTE), "w", encoding="utf-8") as file:
-            file.write(f"{found} of {wanted}")
-
-
-def kernel_cache_state() -> str:
-    """Return in words how many kernels are kept compiled, and how many the last start found."""
-    folder = read_env().cache
-    kept = sum(file.endswith(".cubin") for _, _, files in os.walk(os.path.join(folder, "triton")) for file in files)
-    note = os.path.join(folder, _KERNEL_NOTE)
-    if not os.path.isfile(note):
-        return f"{kept} compiled"
-    with open(note, encoding="utf-8") as file:
-        return f"{kept} compiled; the last start found {file.read()} that it wanted"
 
 
 def known_variables() -> dict[str, str]:

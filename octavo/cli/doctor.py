@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.base.env import kernel_cache_state, known_variables, read_env, set_variables
+from octavo.base.env import known_variables, read_env, set_variables
 from octavo.base.errors import OctavoError
 from octavo.base.facts import DeviceFacts
+from octavo.base.kernel_cache import kernel_cache_state
 from octavo.base.version import VERSION
 from octavo.config.engine import EngineConfig
 from octavo.config.flags import FlagParser, add_engine_flags, add_model, engine_config, given_options

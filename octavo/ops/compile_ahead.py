@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from octavo.base.env import note_kernels
+from octavo.base.kernel_cache import note_kernels
 from octavo.base.logging import get_logger
 
 _log = get_logger(__name__)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from octavo import __version__
-from octavo.base.env import known_variables, note_kernels
+from octavo.base.env import known_variables
 from octavo.base.errors import ConfigError
+from octavo.base.kernel_cache import note_kernels
 from octavo.cli import doctor
 from octavo.launch import survey_devices
 from octavo.ops.registry import ops
