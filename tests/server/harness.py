@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Generator
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from octavo.config.serve import ServeConfig
 from octavo.frontend.server.app import create_app
 from tests.server.fake_service import FakeService
 
+Api = TypeVar("Api")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 TEXT = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
 
@@ -46,6 +48,21 @@ async def loopback(service: FakeService, config: ServeConfig) -> AsyncGenerator[
     finally:
         server.should_exit = True
         await task
+
+
+def with_client(
+    service: FakeService,
+    config: ServeConfig,
+    connect: Callable[[str], AbstractAsyncContextManager[Api]],
+    work: Callable[[Api], Awaitable[None]],
+) -> None:
+    """Do some work with somebody's own client of a real server; connect: makes it, from the server's URL."""
+
+    async def go() -> None:
+        async with loopback(service, config) as url, connect(url) as api:
+            await work(api)
+
+    run(go())
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anthropic
@@ -15,7 +14,7 @@ from pydantic import TypeAdapter
 from octavo.config.serve import ServeConfig
 from octavo.frontend.server.routes import anthropic as route
 from tests.server.fake_service import FakeService, answer_text
-from tests.server.harness import client, loopback, run
+from tests.server.harness import client, run, with_client
 from tests.server.scripted import CUT, EVENTS, script
 
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
@@ -27,17 +26,8 @@ def _event_type() -> TypeAdapter[Any]:
     return TypeAdapter(RawMessageStreamEvent)
 
 
-def _with_client(
-    service: FakeService, config: ServeConfig, work: Callable[[anthropic.AsyncAnthropic], Awaitable[None]]
-) -> None:
-    async def go() -> None:
-        async with (
-            loopback(service, config) as url,
-            anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as api,
-        ):
-            await work(api)
-
-    run(go())
+def _connect(url: str) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
 
 
 async def _events(service: FakeService, config: ServeConfig, **fields: Any) -> list[dict[str, Any]]:
@@ -70,7 +60,7 @@ def test_text_whole_and_streamed(service: FakeService, config: ServeConfig) -> N
         assert text == answer_text(0, 4)
         assert streamed.model_dump() == {**whole.model_dump(), "id": streamed.id}
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
 
 
 def test_thoughts_and_calls_whole_and_streamed(
@@ -92,7 +82,7 @@ def test_thoughts_and_calls_whole_and_streamed(
         assert content == whole.to_dict()["content"]
         assert (streamed.stop_reason, streamed.usage) == (whole.stop_reason, whole.usage)
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
     conversation, _ = asked[0]
     assert (conversation.tool_choice, conversation.tool_name) == ("required", "weather")
     function = {"name": "weather", "description": "w", "parameters": {"type": "object"}}
@@ -199,7 +189,7 @@ def test_tokens_are_counted(service: FakeService, config: ServeConfig) -> None:
         assert counted.input_tokens == 6
         assert not service.requests
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
 
 
 def test_errors_become_its_exceptions(service: FakeService, config: ServeConfig) -> None:
@@ -215,11 +205,11 @@ def test_errors_become_its_exceptions(service: FakeService, config: ServeConfig)
         with pytest.raises(anthropic.RateLimitError):
             await api.messages.create(**BODY)
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
     locked = ServeConfig(served_model_name=("tiny",), api_key=("none",))
-    _with_client(service, locked, _is_let_in)
+    with_client(service, locked, _connect, _is_let_in)
     with pytest.raises(anthropic.AuthenticationError):
-        _with_client(service, ServeConfig(served_model_name=("tiny",), api_key=("other",)), _is_let_in)
+        with_client(service, ServeConfig(served_model_name=("tiny",), api_key=("other",)), _connect, _is_let_in)
 
 
 async def _is_let_in(api: anthropic.AsyncAnthropic) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
@@ -11,23 +10,14 @@ import pytest
 
 from octavo.config.serve import ServeConfig
 from tests.server.fake_service import FakeService, answer_text
-from tests.server.harness import loopback, run
+from tests.server.harness import with_client
 from tests.server.speaker import Speaker
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
-def _with_client(
-    service: FakeService, config: ServeConfig, work: Callable[[openai.AsyncOpenAI], Awaitable[None]]
-) -> None:
-    async def go() -> None:
-        async with (
-            loopback(service, config) as url,
-            openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as api,
-        ):
-            await work(api)
-
-    run(go())
+def _connect(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
 
 
 def test_chat_whole_and_streamed(service: FakeService, config: ServeConfig) -> None:
@@ -50,7 +40,7 @@ def test_chat_whole_and_streamed(service: FakeService, config: ServeConfig) -> N
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == 5
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
 
 
 def test_completions_with_logprobs(service: FakeService, config: ServeConfig) -> None:
@@ -62,7 +52,7 @@ def test_completions_with_logprobs(service: FakeService, config: ServeConfig) ->
         assert answer.choices[0].logprobs.text_offset == [0, 3, 9]
         assert [model.id async for model in await api.models.list()] == ["tiny", "small"]
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
 
 
 def test_errors_become_its_exceptions(service: FakeService, config: ServeConfig) -> None:
@@ -82,7 +72,7 @@ def test_errors_become_its_exceptions(service: FakeService, config: ServeConfig)
         with pytest.raises(openai.APIError, match="not numbers"):
             _ = [chunk async for chunk in stream]
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
 
 
 def test_a_stream_that_is_closed_aborts(service: FakeService, config: ServeConfig) -> None:
@@ -101,7 +91,7 @@ def test_a_stream_that_is_closed_aborts(service: FakeService, config: ServeConfi
         assert not service.open
         assert len(service.aborted) == 1
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
 
 
 def test_calls_and_thoughts(config: ServeConfig) -> None:
@@ -128,4 +118,4 @@ def test_calls_and_thoughts(config: ServeConfig) -> None:
         await api.chat.completions.create(model="tiny", messages=answered, tools=tools)
         assert service.conversations[-1][0][1]["tool_calls"][1]["function"]["name"] == "weather"
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)

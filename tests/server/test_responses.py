@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import openai
@@ -18,7 +17,7 @@ from octavo.config.serve import ServeConfig
 from octavo.frontend.server.response_store import ResponseStore, StoredResponse
 from octavo.frontend.server.routes import responses as route
 from tests.server.fake_service import FakeService, answer_text
-from tests.server.harness import client, loopback, run
+from tests.server.harness import client, run, with_client
 from tests.server.scripted import CUT, EVENTS, script
 
 BODY: dict[str, Any] = {"model": "tiny", "input": "Hi", "max_output_tokens": 4}
@@ -31,17 +30,8 @@ def _event_type() -> TypeAdapter[Any]:
     return TypeAdapter(ResponseStreamEvent)
 
 
-def _with_client(
-    service: FakeService, config: ServeConfig, work: Callable[[openai.AsyncOpenAI], Awaitable[None]]
-) -> None:
-    async def go() -> None:
-        async with (
-            loopback(service, config) as url,
-            openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as api,
-        ):
-            await work(api)
-
-    run(go())
+def _connect(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", max_retries=0)
 
 
 async def _whole(service: FakeService, config: ServeConfig, **fields: Any) -> dict[str, Any]:
@@ -139,7 +129,7 @@ def test_the_items_of_a_turn(service: FakeService, config: ServeConfig, monkeypa
         output: Any = [{"type": "function_call_output", "call_id": "call_a", "output": "18"}]
         await api.responses.create(model="tiny", input=output, previous_response_id=made.id, instructions="Be brief.")
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
     first, _, last = [conversation for conversation, _ in asked]
     assert (first.tool_choice, first.tool_name, first.reasoning_effort) == ("required", "weather", "low")
     function = {"name": "weather", "parameters": {"type": "object"}, "strict": True}
@@ -193,7 +183,7 @@ def test_stored_responses(service: FakeService, config: ServeConfig) -> None:
         with pytest.raises(openai.BadRequestError):
             await api.responses.cancel(streamed.response.id)
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
 
 
 def test_responses_in_the_background(service: FakeService, config: ServeConfig) -> None:
@@ -216,7 +206,7 @@ def test_responses_in_the_background(service: FakeService, config: ServeConfig) 
         assert (now.status, now.error.message) == ("failed", "the logits are not numbers")
         assert not service.open
 
-    _with_client(service, config, work)
+    with_client(service, config, _connect, work)
 
 
 def test_an_error_in_mid_stream(service: FakeService, config: ServeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
