@@ -83,7 +83,8 @@ def allowed(values: Mapping[str, str], few: Sequence[Values]) -> bool:
 
 
 def draw_cases(count: int, seed: int, plain: Collection[str] = ()) -> list[Case]:
-    """Return at least `count` cases, all pairs first; of each half, cases with the same engine stand together.
+    """Return at least `count` cases, all pairs first; of each half, cases with the same engine stand together, and costly
+    ones of both halves behind the pairs: their engines are started once.
 
     plain: features that a model cannot have.
     """
@@ -98,6 +99,8 @@ def draw_cases(count: int, seed: int, plain: Collection[str] = ()) -> list[Case]
     more = list(itertools.islice(at_random(rows, fits, rng), max(0, count - len(pairs))))
 
     def engine(values: Values) -> list[str]:
-        return [str(costly(values)), *(values[name] for name in few[0])]
+        return [str(values["place"] == "process"), *(values[name] for name in few[0])]
 
-    return [Case(values, rng.randrange(10**6)) for part in (pairs, more) for values in sorted(part, key=engine)]
+    halves = [[values for values in half if not costly(values)] for half in (pairs, more)]
+    halves.insert(1, [values for values in (*pairs, *more) if costly(values)])
+    return [Case(values, rng.randrange(10**6)) for half in halves for values in sorted(half, key=engine)]
