@@ -12,11 +12,12 @@ from octavo.nn.assembly import Stored
 from octavo.nn.attention.cross import CrossAttention
 from octavo.nn.attention.encoder import EncoderAttention
 from octavo.nn.attention.layer import Attention
+from octavo.nn.causal import SelfAttention
 from octavo.nn.context import ForwardContext
 from octavo.nn.decoder import Decoder, PostNormDecoderLayer
 from octavo.nn.embedding import Embedding, LMHead
 from octavo.nn.heads import Heads
-from octavo.nn.linear import ColumnLinear, QKVLinear, RowLinear
+from octavo.nn.linear import ColumnLinear, RowLinear
 from octavo.nn.mlp import MLP
 from octavo.nn.norm import LayerNorm
 from octavo.nn.vector import Vector
@@ -24,21 +25,6 @@ from octavo.nn.vector import Vector
 _EPS = 1e-5
 # The tables of positions begin with two rows that nothing uses.
 _UNUSED = 2
-
-
-class BartAttention(nn.Module):
-    """Multi-head attention of a layer to its own tokens: to all of the row in the encoder (`layer` None), or causal."""
-
-    def __init__(self, hidden: int, heads: Heads, layer: int | None) -> None:
-        super().__init__()
-        self.qkv = QKVLinear(hidden, heads, bias=True)
-        self.attend = EncoderAttention(heads) if layer is None else Attention(layer, heads, None)
-        self.out = RowLinear(hidden, hidden, bias=True)
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_THD, v_THD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_THD, v_THD, ctx))
 
 
 class BartCrossAttention(nn.Module):
@@ -68,7 +54,7 @@ class BartDecoderLayer(PostNormDecoderLayer):
         hidden = facts.hidden_size
         heads = Heads(query=facts.num_heads, kv=facts.num_heads, dim=hidden // facts.num_heads)
         super().__init__(
-            attention=BartAttention(hidden, heads, layer),
+            attention=SelfAttention(hidden, heads, Attention(layer, heads, None), bias=True),
             attention_norm=LayerNorm(hidden, _EPS),
             mlp=MLP(hidden, facts.intermediate_size, facts.activation, bias=True),
             mlp_norm=LayerNorm(hidden, _EPS),
@@ -140,7 +126,7 @@ class BartForConditionalGeneration(nn.Module):
         self.encoder = Decoder(
             layers=(
                 PostNormDecoderLayer(
-                    attention=BartAttention(hidden, encoder_heads, None),
+                    attention=SelfAttention(hidden, encoder_heads, EncoderAttention(encoder_heads), bias=True),
                     attention_norm=LayerNorm(hidden, _EPS),
                     mlp=MLP(hidden, extras["encoder_ffn_dim"], facts.activation, bias=True),
                     mlp_norm=LayerNorm(hidden, _EPS),

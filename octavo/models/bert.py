@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2018): an encoder. Its hidden states are what it gives; it has no head.
 
-Shapes: T tokens, H heads, D head size.
+Shapes: T tokens.
 """
 
 from __future__ import annotations
@@ -11,29 +11,13 @@ from octavo.base.errors import CheckpointError
 from octavo.base.facts import ModelFacts
 from octavo.nn.assembly import Stored
 from octavo.nn.attention.encoder import EncoderAttention
+from octavo.nn.causal import SelfAttention
 from octavo.nn.context import ForwardContext
 from octavo.nn.decoder import Decoder, PostNormDecoderLayer
 from octavo.nn.embedding import Embedding
 from octavo.nn.heads import Heads
-from octavo.nn.linear import QKVLinear, RowLinear
 from octavo.nn.mlp import MLP
 from octavo.nn.norm import LayerNorm
-
-
-class BertAttention(nn.Module):
-    """Multi-head attention in both directions."""
-
-    def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
-        heads = Heads(query=facts.num_heads, kv=facts.num_heads, dim=facts.head_dim)
-        self.qkv = QKVLinear(facts.hidden_size, heads, bias=True)
-        self.attend = EncoderAttention(heads)
-        self.out = RowLinear(facts.hidden_size, facts.hidden_size, bias=True)
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_THD, v_THD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_THD, v_THD, ctx))
 
 
 class BertModel(nn.Module):
@@ -60,6 +44,7 @@ class BertModel(nn.Module):
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__()
         hidden, eps = facts.hidden_size, facts.norm_eps
+        heads = Heads(query=facts.num_heads, kv=facts.num_heads, dim=facts.head_dim)
         if facts.extras["position_embedding_type"] != "absolute":
             raise CheckpointError("BERT with relative positions is not supported", field="position_embedding_type")
         self.embed = Embedding(facts.vocab_size, hidden)
@@ -69,7 +54,7 @@ class BertModel(nn.Module):
         self.encoder = Decoder(
             layers=(
                 PostNormDecoderLayer(
-                    attention=BertAttention(facts),
+                    attention=SelfAttention(hidden, heads, EncoderAttention(heads), bias=True),
                     attention_norm=LayerNorm(hidden, eps),
                     mlp=MLP(hidden, facts.intermediate_size, facts.activation, bias=True),
                     mlp_norm=LayerNorm(hidden, eps),

@@ -1,6 +1,6 @@
 """DeepSeek-V2 (DeepSeek-AI 2024): latent attention, and experts of which some take every token.
 
-Shapes: T tokens, S rows to sample, H query heads.
+Shapes: T tokens, H query heads.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from octavo.base.facts import ModelFacts, RopeFacts
 from octavo.nn.attention.latent import LatentAttention, LatentDims
+from octavo.nn.causal import USUAL_NAMES, CausalDecoder
 from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, DecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.decoder import DecoderLayer
 from octavo.nn.linear import ColumnLinear, ReplicatedLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
 from octavo.nn.moe import Routing, SparseMLP
@@ -55,8 +55,8 @@ class DeepseekAttention(nn.Module):
         return self.out(self.attend(q_THD, self.kv_norm(latent), key, ctx))
 
 
-class DeepseekV2ForCausalLM(nn.Module):
-    """Token embeddings, layers of latent attention and feed-forward, and a head over the vocabulary."""
+class DeepseekV2ForCausalLM(CausalDecoder):
+    """Layers of latent attention and feed-forward."""
 
     config_keys = {
         "kv_lora_rank": 512,
@@ -77,59 +77,34 @@ class DeepseekV2ForCausalLM(nn.Module):
         "qk_head_dim": None,  # The sum of the two parts.
     }
     checkpoint_names = {
-        "embed": "model.embed_tokens",
-        "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
+        **USUAL_NAMES,
         "decoder.layers.{}.attention.q_down": "model.layers.{}.self_attn.q_a_proj",
         "decoder.layers.{}.attention.q_norm": "model.layers.{}.self_attn.q_a_layernorm",
         "decoder.layers.{}.attention.q": "model.layers.{}.self_attn.q_b_proj",
         "decoder.layers.{}.attention.kv_down": "model.layers.{}.self_attn.kv_a_proj_with_mqa",
         "decoder.layers.{}.attention.kv_norm": "model.layers.{}.self_attn.kv_a_layernorm",
         "decoder.layers.{}.attention.attend.expand": "model.layers.{}.self_attn.kv_b_proj",
-        "decoder.layers.{}.attention.out": "model.layers.{}.self_attn.o_proj",
-        "decoder.layers.{}.mlp_norm": "model.layers.{}.post_attention_layernorm",
-        "decoder.layers.{}.mlp.gate_up.gate": "model.layers.{}.mlp.gate_proj",
-        "decoder.layers.{}.mlp.gate_up.up": "model.layers.{}.mlp.up_proj",
-        "decoder.layers.{}.mlp.down": "model.layers.{}.mlp.down_proj",
-        "decoder.layers.{}.mlp.router": "model.layers.{}.mlp.gate",
-        "decoder.layers.{}.mlp.experts.{}.gate": "model.layers.{}.mlp.experts.{}.gate_proj",
-        "decoder.layers.{}.mlp.experts.{}.up": "model.layers.{}.mlp.experts.{}.up_proj",
-        "decoder.layers.{}.mlp.experts.{}.down": "model.layers.{}.mlp.experts.{}.down_proj",
         "decoder.layers.{}.mlp.shared.gate_up.gate": "model.layers.{}.mlp.shared_experts.gate_proj",
         "decoder.layers.{}.mlp.shared.gate_up.up": "model.layers.{}.mlp.shared_experts.up_proj",
         "decoder.layers.{}.mlp.shared.down": "model.layers.{}.mlp.shared_experts.down_proj",
-        "decoder.norm": "model.norm",
-        "head": "lm_head",
     }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
+        rope = Rope(replace(facts.rope, dim=facts.extras["qk_rope_head_dim"]), interleaved=True)
+        hidden, eps = facts.hidden_size, facts.norm_eps
+
+        def layer(index: int) -> nn.Module:
+            return DecoderLayer(
+                attention_norm=RMSNorm(hidden, eps),
+                attention=DeepseekAttention(facts, index, rope),
+                mlp_norm=RMSNorm(hidden, eps),
+                mlp=_feed_forward(facts, index),
+            )
+
+        super().__init__(facts, layer, norm=RMSNorm(hidden, eps))
         if not facts.extras["q_lora_rank"]:
             direct = {"decoder.layers.{}.attention.q": "model.layers.{}.self_attn.q_proj"}
             self.checkpoint_names = {**self.checkpoint_names, **direct}
-        rope = Rope(replace(facts.rope, dim=facts.extras["qk_rope_head_dim"]), interleaved=True)
-        hidden, eps = facts.hidden_size, facts.norm_eps
-        self.embed = Embedding(facts.vocab_size, hidden)
-        self.decoder = Decoder(
-            layers=(
-                DecoderLayer(
-                    attention_norm=RMSNorm(hidden, eps),
-                    attention=DeepseekAttention(facts, layer, rope),
-                    mlp_norm=RMSNorm(hidden, eps),
-                    mlp=_feed_forward(facts, layer),
-                )
-                for layer in range(facts.num_layers)
-            ),
-            norm=RMSNorm(hidden, eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
-
-    def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return hidden states [T, hidden] of ids, int64 [T]."""
-        return self.decoder(self.embed(ids), ctx)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        return self.head(hidden)
 
 
 def _stretched(rope: RopeFacts) -> float:

@@ -1,43 +1,23 @@
-"""Falcon (Almazrouei et al. 2023): few key heads, attention and MLP side by side, rotary positions or linear biases.
-
-Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size.
-"""
+"""Falcon (Almazrouei et al. 2023): few key heads, attention and MLP side by side, rotary positions or linear biases."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from octavo.base.facts import ModelFacts
 from octavo.nn.assembly import Stored
-from octavo.nn.attention.alibi import Alibi, alibi
+from octavo.nn.attention.alibi import alibi
 from octavo.nn.attention.layer import Attention
-from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, DecoderLayer, ParallelDecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.causal import CausalDecoder, SelfAttention
+from octavo.nn.decoder import DecoderLayer, ParallelDecoderLayer
 from octavo.nn.heads import Heads
-from octavo.nn.linear import QKVLinear, RowLinear
 from octavo.nn.mlp import MLP
 from octavo.nn.norm import LayerNorm
 from octavo.nn.rope import Rope
 
 
-class FalconAttention(nn.Module):
-    """Attention of query heads that share a key head: one for all, or one for each group."""
-
-    def __init__(self, facts: ModelFacts, layer: int, heads: Heads, positions: Rope | Alibi) -> None:
-        super().__init__()
-        self.qkv = QKVLinear(facts.hidden_size, heads, bias=facts.extras["bias"])
-        self.attend = Attention(layer, heads, positions)
-        self.out = RowLinear(facts.hidden_size, facts.hidden_size, bias=facts.extras["bias"])
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_TKD, v_TKD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_TKD, v_TKD, ctx))
-
-
-class FalconForCausalLM(nn.Module):
-    """Token embeddings, layers of attention and MLP, and a head over the vocabulary."""
+class FalconForCausalLM(CausalDecoder):
+    """Layers of attention and MLP; query heads share a key head: one for all, or one for each group."""
 
     config_keys = {
         "new_decoder_architecture": False,
@@ -49,7 +29,6 @@ class FalconForCausalLM(nn.Module):
     }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
         keys, hidden, eps = facts.extras, facts.hidden_size, facts.norm_eps
         new, parallel = keys["new_decoder_architecture"], keys["new_decoder_architecture"] or keys["parallel_attn"]
         norms = 2 if not parallel else (keys["num_ln_in_parallel_attn"] or 2) if new else 1
@@ -58,20 +37,16 @@ class FalconForCausalLM(nn.Module):
         # Biases are scaled as scores are. They are exact; transformers rounds slope * position to bfloat16.
         positions = alibi(heads.query, scale=heads.dim**-0.5) if keys["alibi"] else Rope(facts.rope)
         layer_kind = ParallelDecoderLayer if parallel else DecoderLayer
-        self.embed = Embedding(facts.vocab_size, hidden)
-        self.decoder = Decoder(
-            layers=(
-                layer_kind(
-                    attention_norm=LayerNorm(hidden, eps),
-                    attention=FalconAttention(facts, layer, heads, positions),
-                    mlp=MLP(hidden, facts.intermediate_size, facts.activation, bias=keys["bias"]),
-                    **({"mlp_norm": LayerNorm(hidden, eps)} if norms == 2 else {}),
-                )
-                for layer in range(facts.num_layers)
-            ),
-            norm=LayerNorm(hidden, eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
+
+        def layer(index: int) -> nn.Module:
+            return layer_kind(
+                attention_norm=LayerNorm(hidden, eps),
+                attention=SelfAttention(hidden, heads, Attention(index, heads, positions), bias=keys["bias"]),
+                mlp=MLP(hidden, facts.intermediate_size, facts.activation, bias=keys["bias"]),
+                **({"mlp_norm": LayerNorm(hidden, eps)} if norms == 2 else {}),
+            )
+
+        super().__init__(facts, layer, norm=LayerNorm(hidden, eps))
         # The query heads that share a key head lie beside it and its value.
         qkv = Stored(name="transformer.h.{}.self_attention.query_key_value", groups=heads.kv)
         two = parallel and norms == 2
@@ -88,11 +63,3 @@ class FalconForCausalLM(nn.Module):
             "decoder.norm": "transformer.ln_f",
             "head": "lm_head",
         }
-
-    def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return hidden states [T, hidden] of ids, int64 [T]."""
-        return self.decoder(self.embed(ids), ctx)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        return self.head(hidden)

@@ -1,6 +1,6 @@
 """Gemma 2 (Gemma Team 2024): capped scores and logits, norms before and after, and every other layer slides.
 
-Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size.
+Shapes: T tokens.
 """
 
 from __future__ import annotations
@@ -10,88 +10,52 @@ from torch import Tensor, nn
 
 from octavo.base.facts import ModelFacts
 from octavo.nn.attention.layer import Attention, window_of
+from octavo.nn.causal import USUAL_NAMES, CausalDecoder, SelfAttention
 from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, SandwichDecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.decoder import SandwichDecoderLayer
 from octavo.nn.heads import Heads
-from octavo.nn.linear import QKVLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
 from octavo.nn.norm import OffsetRMSNorm
 from octavo.nn.rope import Rope
 
 
-class Gemma2Attention(nn.Module):
-    """Grouped-query attention with rotary positions and capped scores; every other layer slides."""
-
-    def __init__(self, facts: ModelFacts, layer: int, rope: Rope) -> None:
-        super().__init__()
-        heads = Heads(query=facts.num_heads, kv=facts.num_kv_heads, dim=facts.head_dim)
-        self.qkv = QKVLinear(facts.hidden_size, heads, bias=facts.attention_bias)
-        self.attend = Attention(
-            layer,
-            heads,
-            rope,
-            window=window_of(facts, layer, slides=layer % 2 == 0),
-            scale=facts.extras["query_pre_attn_scalar"] ** -0.5,
-            softcap=facts.extras["attn_logit_softcapping"],
-        )
-        self.out = RowLinear(heads.query * heads.dim, facts.hidden_size, bias=facts.attention_bias)
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_TKD, v_TKD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_TKD, v_TKD, ctx))
-
-
-class Gemma2ForCausalLM(nn.Module):
-    """Scaled token embeddings, layers of attention and gated MLP, and a head over the vocabulary that is tied to them."""
+class Gemma2ForCausalLM(CausalDecoder):
+    """Scaled token embeddings, and layers of attention with rotary positions and a gated MLP."""
 
     config_keys = {"query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     checkpoint_names = {
-        "embed": "model.embed_tokens",
-        "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
+        **USUAL_NAMES,
         "decoder.layers.{}.after_attention_norm": "model.layers.{}.post_attention_layernorm",
         "decoder.layers.{}.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
         "decoder.layers.{}.after_mlp_norm": "model.layers.{}.post_feedforward_layernorm",
-        "decoder.layers.{}.attention.qkv.q": "model.layers.{}.self_attn.q_proj",
-        "decoder.layers.{}.attention.qkv.k": "model.layers.{}.self_attn.k_proj",
-        "decoder.layers.{}.attention.qkv.v": "model.layers.{}.self_attn.v_proj",
-        "decoder.layers.{}.attention.out": "model.layers.{}.self_attn.o_proj",
-        "decoder.layers.{}.mlp.gate_up.gate": "model.layers.{}.mlp.gate_proj",
-        "decoder.layers.{}.mlp.gate_up.up": "model.layers.{}.mlp.up_proj",
-        "decoder.layers.{}.mlp.down": "model.layers.{}.mlp.down_proj",
-        "decoder.norm": "model.norm",
-        "head": "lm_head",
     }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
-        rope, hidden, eps = Rope(facts.rope), facts.hidden_size, facts.norm_eps
-        self.embed = Embedding(facts.vocab_size, hidden)
-        self.scale, self.softcap = hidden**0.5, facts.extras["final_logit_softcapping"]
-        self.decoder = Decoder(
-            layers=(
-                SandwichDecoderLayer(
-                    attention_norm=OffsetRMSNorm(hidden, eps),
-                    attention=Gemma2Attention(facts, layer, rope),
-                    after_attention_norm=OffsetRMSNorm(hidden, eps),
-                    mlp_norm=OffsetRMSNorm(hidden, eps),
-                    mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation),
-                    after_mlp_norm=OffsetRMSNorm(hidden, eps),
-                )
-                for layer in range(facts.num_layers)
-            ),
-            norm=OffsetRMSNorm(hidden, eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
+        rope, heads, hidden, eps = Rope(facts.rope), Heads.of(facts), facts.hidden_size, facts.norm_eps
+
+        def layer(index: int) -> nn.Module:
+            attend = Attention(
+                index,
+                heads,
+                rope,
+                window=window_of(facts, index, slides=index % 2 == 0),
+                scale=facts.extras["query_pre_attn_scalar"] ** -0.5,
+                softcap=facts.extras["attn_logit_softcapping"],
+            )
+            return SandwichDecoderLayer(
+                attention_norm=OffsetRMSNorm(hidden, eps),
+                attention=SelfAttention(hidden, heads, attend, bias=facts.attention_bias),
+                after_attention_norm=OffsetRMSNorm(hidden, eps),
+                mlp_norm=OffsetRMSNorm(hidden, eps),
+                mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation),
+                after_mlp_norm=OffsetRMSNorm(hidden, eps),
+            )
+
+        super().__init__(facts, layer, norm=OffsetRMSNorm(hidden, eps), cap=facts.extras["final_logit_softcapping"])
+        self.scale = hidden**0.5
 
     def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
         """Return hidden states [T, hidden] of ids, int64 [T]."""
         embedded = self.embed(ids)
         # The factor is rounded as the original rounds it.
         return self.decoder(embedded.mul_(torch.tensor(self.scale, dtype=embedded.dtype)), ctx)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        logits = self.head(hidden)
-        return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)

@@ -1,7 +1,7 @@
 """Gemma 4 text (Google 2026): Gemma's norms on both sides, keys and values of late layers borrowed from earlier ones, wider
 heads where a layer sees everything, and an embedding for every layer.
 
-Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size, L layers, P features of a layer's input.
+Shapes: T tokens, H query heads, K key/value heads, D head size, L layers, P features of a layer's input.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from octavo.base.facts import Activation, ModelFacts
 from octavo.nn.assembly import Binding
 from octavo.nn.attention.layer import Attention, Reader, window_of
+from octavo.nn.causal import HEAD_NORM_NAMES, USUAL_NAMES, CausalDecoder
 from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.embedding import Embedding
 from octavo.nn.heads import Heads
 from octavo.nn.linear import ColumnLinear, QKVLinear, ReplicatedLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
@@ -91,7 +91,7 @@ class Gemma4Layer(nn.Module):
         residual *= self.scale()
 
 
-class Gemma4ForCausalLM(nn.Module):
+class Gemma4ForCausalLM(CausalDecoder):
     """Token embeddings, the layers, and a head whose logits are capped."""
 
     config_keys = {
@@ -104,34 +104,22 @@ class Gemma4ForCausalLM(nn.Module):
         "final_logit_softcapping": None,
     }
     checkpoint_names = {
-        "embed": "model.embed_tokens",
+        **USUAL_NAMES,
+        **HEAD_NORM_NAMES,
         "layer_embed": "model.embed_tokens_per_layer",
         "layer_project": "model.per_layer_model_projection",
         "layer_norm": "model.per_layer_projection_norm",
         "decoder.layers.{}.scale": "model.layers.{}",
-        "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
         "decoder.layers.{}.after_attention": "model.layers.{}.post_attention_layernorm",
         "decoder.layers.{}.attention.q": "model.layers.{}.self_attn.q_proj",
-        "decoder.layers.{}.attention.qkv.q": "model.layers.{}.self_attn.q_proj",
-        "decoder.layers.{}.attention.qkv.k": "model.layers.{}.self_attn.k_proj",
-        "decoder.layers.{}.attention.qkv.v": "model.layers.{}.self_attn.v_proj",
-        "decoder.layers.{}.attention.attend.q_norm": "model.layers.{}.self_attn.q_norm",
-        "decoder.layers.{}.attention.attend.k_norm": "model.layers.{}.self_attn.k_norm",
-        "decoder.layers.{}.attention.out": "model.layers.{}.self_attn.o_proj",
         "decoder.layers.{}.mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
         "decoder.layers.{}.after_mlp": "model.layers.{}.post_feedforward_layernorm",
-        "decoder.layers.{}.mlp.gate_up.gate": "model.layers.{}.mlp.gate_proj",
-        "decoder.layers.{}.mlp.gate_up.up": "model.layers.{}.mlp.up_proj",
-        "decoder.layers.{}.mlp.down": "model.layers.{}.mlp.down_proj",
         "decoder.layers.{}.gate": "model.layers.{}.per_layer_input_gate",
         "decoder.layers.{}.project": "model.layers.{}.per_layer_projection",
         "decoder.layers.{}.after_project": "model.layers.{}.post_per_layer_input_norm",
-        "decoder.norm": "model.norm",
-        "head": "lm_head",
     }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
         extras, hidden = facts.extras, facts.hidden_size
         if not facts.layer_kinds:
             kinds = tuple("sliding" if (layer + 1) % 6 else "full" for layer in range(facts.num_layers))
@@ -142,18 +130,17 @@ class Gemma4ForCausalLM(nn.Module):
             "sliding": Rope(facts.sliding_rope or facts.rope),
         }
         owners = _owners(facts)
-        self.embed = Embedding(facts.vocab_size, hidden)
+        super().__init__(
+            facts,
+            lambda index: Gemma4Layer(facts, index, ropes, owners[index]),
+            norm=RMSNorm(hidden, facts.norm_eps),
+            cap=extras["final_logit_softcapping"],
+        )
         self.sizes = facts.num_layers, extras["hidden_size_per_layer_input"]
         features = facts.num_layers * extras["hidden_size_per_layer_input"]
         self.layer_embed = Embedding(extras["vocab_size_per_layer_input"], features) if features else None
         self.layer_project = ReplicatedLinear(hidden, features) if features else None
         self.layer_norm = RMSNorm(self.sizes[1], facts.norm_eps) if features else None
-        self.decoder = Decoder(
-            layers=(Gemma4Layer(facts, layer, ropes, owners[layer]) for layer in range(facts.num_layers)),
-            norm=RMSNorm(hidden, facts.norm_eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
-        self.cap: float | None = extras["final_logit_softcapping"]
 
     def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
         """Return hidden states [T, hidden] of ids, int64 [T]."""
@@ -164,11 +151,6 @@ class Gemma4ForCausalLM(nn.Module):
             seen_TLP = (self.layer_project(hidden) * hidden.shape[1] ** -0.5).unflatten(-1, self.sizes)
             ctx = replace(ctx, layer_inputs=(self.layer_norm(seen_TLP) + own_TLP) * 2**-0.5)
         return self.decoder(hidden, ctx)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        logits = self.head(hidden)
-        return logits if self.cap is None else (logits / self.cap).tanh() * self.cap
 
 
 def _head_dim(facts: ModelFacts, layer: int) -> int:

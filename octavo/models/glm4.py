@@ -1,87 +1,42 @@
-"""GLM-4-0414 (GLM Team 2024): norms before and after, and interleaved rotary positions of half of each head.
-
-Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size.
-"""
+"""GLM-4-0414 (GLM Team 2024): norms before and after, and interleaved rotary positions of half of each head."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import nn
 
 from octavo.base.facts import ModelFacts
 from octavo.nn.attention.layer import Attention
-from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, SandwichDecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.causal import USUAL_NAMES, CausalDecoder, SelfAttention
+from octavo.nn.decoder import SandwichDecoderLayer
 from octavo.nn.heads import Heads
-from octavo.nn.linear import QKVLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
 from octavo.nn.norm import RMSNorm
 from octavo.nn.rope import Rope
 
 
-class Glm4Attention(nn.Module):
-    """Grouped-query attention with rotary positions and biased queries, keys and values."""
+class Glm4ForCausalLM(CausalDecoder):
+    """Layers of attention with biased queries, keys and values, and a gated MLP."""
 
-    def __init__(self, facts: ModelFacts, layer: int, rope: Rope) -> None:
-        super().__init__()
-        heads = Heads(query=facts.num_heads, kv=facts.num_kv_heads, dim=facts.head_dim)
-        self.qkv = QKVLinear(facts.hidden_size, heads, bias=facts.attention_bias)
-        self.attend = Attention(layer, heads, rope)
-        self.out = RowLinear(heads.query * heads.dim, facts.hidden_size)
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_TKD, v_TKD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_TKD, v_TKD, ctx))
-
-
-class Glm4ForCausalLM(nn.Module):
-    """Token embeddings, layers of attention and gated MLP, and a head over the vocabulary."""
-
-    config_keys: dict[str, Any] = {}
     checkpoint_names = {
-        "embed": "model.embed_tokens",
-        "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
+        **USUAL_NAMES,
         "decoder.layers.{}.after_attention_norm": "model.layers.{}.post_self_attn_layernorm",
-        "decoder.layers.{}.mlp_norm": "model.layers.{}.post_attention_layernorm",
         "decoder.layers.{}.after_mlp_norm": "model.layers.{}.post_mlp_layernorm",
-        "decoder.layers.{}.attention.qkv.q": "model.layers.{}.self_attn.q_proj",
-        "decoder.layers.{}.attention.qkv.k": "model.layers.{}.self_attn.k_proj",
-        "decoder.layers.{}.attention.qkv.v": "model.layers.{}.self_attn.v_proj",
-        "decoder.layers.{}.attention.out": "model.layers.{}.self_attn.o_proj",
         "decoder.layers.{}.mlp.gate_up.gate": "model.layers.{}.mlp.gate_up_proj",
         "decoder.layers.{}.mlp.gate_up.up": "model.layers.{}.mlp.gate_up_proj",
-        "decoder.layers.{}.mlp.down": "model.layers.{}.mlp.down_proj",
-        "decoder.norm": "model.norm",
-        "head": "lm_head",
     }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
-        rope, hidden, eps = Rope(facts.rope, interleaved=True), facts.hidden_size, facts.norm_eps
-        self.embed = Embedding(facts.vocab_size, hidden)
-        self.decoder = Decoder(
-            layers=(
-                SandwichDecoderLayer(
-                    attention_norm=RMSNorm(hidden, eps),
-                    attention=Glm4Attention(facts, layer, rope),
-                    after_attention_norm=RMSNorm(hidden, eps),
-                    mlp_norm=RMSNorm(hidden, eps),
-                    mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation),
-                    after_mlp_norm=RMSNorm(hidden, eps),
-                )
-                for layer in range(facts.num_layers)
-            ),
-            norm=RMSNorm(hidden, eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
+        rope, heads = Rope(facts.rope, interleaved=True), Heads.of(facts)
+        hidden, eps, bias = facts.hidden_size, facts.norm_eps, facts.attention_bias
 
-    def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return hidden states [T, hidden] of ids, int64 [T]."""
-        return self.decoder(self.embed(ids), ctx)
+        def layer(index: int) -> nn.Module:
+            return SandwichDecoderLayer(
+                attention_norm=RMSNorm(hidden, eps),
+                attention=SelfAttention(hidden, heads, Attention(index, heads, rope), bias=bias, out_bias=False),
+                after_attention_norm=RMSNorm(hidden, eps),
+                mlp_norm=RMSNorm(hidden, eps),
+                mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation),
+                after_mlp_norm=RMSNorm(hidden, eps),
+            )
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        return self.head(hidden)
+        super().__init__(facts, layer, norm=RMSNorm(hidden, eps))

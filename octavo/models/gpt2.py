@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019): learned positions, norms before each block, a plain MLP.
 
-Shapes: T tokens, S rows to sample, H heads, D head size.
+Shapes: T tokens.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from octavo.base.facts import ModelFacts
 from octavo.nn.assembly import Stored
 from octavo.nn.attention.layer import Attention
+from octavo.nn.causal import CausalDecoder, SelfAttention
 from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, DecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.decoder import DecoderLayer
+from octavo.nn.embedding import Embedding
 from octavo.nn.heads import Heads
-from octavo.nn.linear import QKVLinear, RowLinear
 from octavo.nn.mlp import MLP
 from octavo.nn.norm import LayerNorm
 
@@ -23,27 +23,8 @@ _ATTENTION = "transformer.h.{}.attn"
 _QKV = Stored(name=f"{_ATTENTION}.c_attn", transposed=True)
 
 
-class GPT2Attention(nn.Module):
-    """Multi-head attention; scores may be divided by the layer's number too (Mistral's GPT-2s)."""
-
-    def __init__(self, facts: ModelFacts, layer: int) -> None:
-        super().__init__()
-        heads = Heads(query=facts.num_heads, kv=facts.num_heads, dim=facts.head_dim)
-        scale = heads.dim**-0.5 if facts.extras["scale_attn_weights"] else 1.0
-        if facts.extras["scale_attn_by_inverse_layer_idx"]:
-            scale /= layer + 1
-        self.qkv = QKVLinear(facts.hidden_size, heads, bias=True)
-        self.attend = Attention(layer, heads, None, scale=scale)
-        self.out = RowLinear(facts.hidden_size, facts.hidden_size, bias=True)
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_THD, v_THD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_THD, v_THD, ctx))
-
-
-class GPT2LMHeadModel(nn.Module):
-    """Embeddings of tokens and positions, layers of attention and MLP, and a head over the vocabulary."""
+class GPT2LMHeadModel(CausalDecoder):
+    """Embeddings of tokens and positions, and layers of attention and MLP."""
 
     # The third is about how half precision computes, not about what.
     config_keys = {
@@ -69,28 +50,24 @@ class GPT2LMHeadModel(nn.Module):
     }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
-        hidden, eps = facts.hidden_size, facts.norm_eps
-        self.embed = Embedding(facts.vocab_size, hidden)
+        hidden, eps, extras = facts.hidden_size, facts.norm_eps, facts.extras
+        heads = Heads(query=facts.num_heads, kv=facts.num_heads, dim=facts.head_dim)
+
+        def layer(index: int) -> nn.Module:
+            scale = heads.dim**-0.5 if extras["scale_attn_weights"] else 1.0
+            # Mistral's GPT-2s.
+            if extras["scale_attn_by_inverse_layer_idx"]:
+                scale /= index + 1
+            return DecoderLayer(
+                attention_norm=LayerNorm(hidden, eps),
+                attention=SelfAttention(hidden, heads, Attention(index, heads, None, scale=scale), bias=True),
+                mlp_norm=LayerNorm(hidden, eps),
+                mlp=MLP(hidden, facts.intermediate_size, facts.activation, bias=True),
+            )
+
+        super().__init__(facts, layer, norm=LayerNorm(hidden, eps))
         self.positions = Embedding(facts.max_position, hidden)
-        self.decoder = Decoder(
-            layers=(
-                DecoderLayer(
-                    attention_norm=LayerNorm(hidden, eps),
-                    attention=GPT2Attention(facts, layer),
-                    mlp_norm=LayerNorm(hidden, eps),
-                    mlp=MLP(hidden, facts.intermediate_size, facts.activation, bias=True),
-                )
-                for layer in range(facts.num_layers)
-            ),
-            norm=LayerNorm(hidden, eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
 
     def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
         """Return hidden states [T, hidden] of ids, int64 [T]."""
         return self.decoder(self.embed(ids) + self.positions(ctx.positions), ctx)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        return self.head(hidden)

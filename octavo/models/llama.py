@@ -1,87 +1,37 @@
-"""Llama (Touvron et al. 2023) and Mistral (Jiang et al. 2023), which sees a sliding window; SmolLM2 is a Llama.
-
-Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size.
-"""
+"""Llama (Touvron et al. 2023) and Mistral (Jiang et al. 2023), which sees a sliding window; SmolLM2 is a Llama."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from octavo.base.facts import ModelFacts
 from octavo.nn.attention.layer import Attention, window_of
-from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, DecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.causal import CausalDecoder, SelfAttention
+from octavo.nn.decoder import DecoderLayer
 from octavo.nn.heads import Heads
-from octavo.nn.linear import QKVLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
 from octavo.nn.norm import RMSNorm
 from octavo.nn.rope import Rope
 
 
-class LlamaAttention(nn.Module):
-    """Grouped-query attention (Ainslie et al. 2023) with rotary positions."""
-
-    def __init__(self, facts: ModelFacts, layer: int, rope: Rope) -> None:
-        super().__init__()
-        heads = Heads(query=facts.num_heads, kv=facts.num_kv_heads, dim=facts.head_dim)
-        self.qkv = QKVLinear(facts.hidden_size, heads, bias=facts.attention_bias)
-        self.attend = Attention(layer, heads, rope, window=window_of(facts, layer, slides=False))
-        self.out = RowLinear(heads.query * heads.dim, facts.hidden_size, bias=facts.attention_bias)
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_TKD, v_TKD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_TKD, v_TKD, ctx))
-
-
-class LlamaForCausalLM(nn.Module):
-    """Token embeddings, layers of attention and gated MLP, and a head over the vocabulary."""
-
-    config_keys: dict[str, Any] = {}
-    checkpoint_names = {
-        "embed": "model.embed_tokens",
-        "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
-        "decoder.layers.{}.attention.qkv.q": "model.layers.{}.self_attn.q_proj",
-        "decoder.layers.{}.attention.qkv.k": "model.layers.{}.self_attn.k_proj",
-        "decoder.layers.{}.attention.qkv.v": "model.layers.{}.self_attn.v_proj",
-        "decoder.layers.{}.attention.out": "model.layers.{}.self_attn.o_proj",
-        "decoder.layers.{}.mlp_norm": "model.layers.{}.post_attention_layernorm",
-        "decoder.layers.{}.mlp.gate_up.gate": "model.layers.{}.mlp.gate_proj",
-        "decoder.layers.{}.mlp.gate_up.up": "model.layers.{}.mlp.up_proj",
-        "decoder.layers.{}.mlp.down": "model.layers.{}.mlp.down_proj",
-        "decoder.norm": "model.norm",
-        "head": "lm_head",
-    }
+class LlamaForCausalLM(CausalDecoder):
+    """Layers of attention with rotary positions and a gated MLP."""
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
-        rope, hidden, eps = Rope(facts.rope), facts.hidden_size, facts.norm_eps
-        self.embed = Embedding(facts.vocab_size, hidden)
-        self.decoder = Decoder(
-            layers=(
-                DecoderLayer(
-                    attention_norm=RMSNorm(hidden, eps),
-                    attention=LlamaAttention(facts, layer, rope),
-                    mlp_norm=RMSNorm(hidden, eps),
-                    mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation, bias=facts.mlp_bias),
-                )
-                for layer in range(facts.num_layers)
-            ),
-            norm=RMSNorm(hidden, eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
+        rope, heads, hidden, eps = Rope(facts.rope), Heads.of(facts), facts.hidden_size, facts.norm_eps
 
-    def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return hidden states [T, hidden] of ids, int64 [T]."""
-        return self.decoder(self.embed(ids), ctx)
+        def layer(index: int) -> nn.Module:
+            attend = Attention(index, heads, rope, window=window_of(facts, index, slides=False))
+            return DecoderLayer(
+                attention_norm=RMSNorm(hidden, eps),
+                attention=SelfAttention(hidden, heads, attend, bias=facts.attention_bias),
+                mlp_norm=RMSNorm(hidden, eps),
+                mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation, bias=facts.mlp_bias),
+            )
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        return self.head(hidden)
+        super().__init__(facts, layer, norm=RMSNorm(hidden, eps))
 
 
 class MistralForCausalLM(LlamaForCausalLM):

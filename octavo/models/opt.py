@@ -1,6 +1,6 @@
 """OPT (Zhang et al. 2022): learned positions, norms before or after each block, embeddings that may be narrower.
 
-Shapes: T tokens, S rows to sample, H heads, D head size.
+Shapes: T tokens, S rows to sample.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from octavo.base.facts import ModelFacts
 from octavo.nn.attention.layer import Attention
+from octavo.nn.causal import CausalDecoder, SelfAttention
 from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, DecoderLayer, PostNormDecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.decoder import DecoderLayer, PostNormDecoderLayer
+from octavo.nn.embedding import Embedding
 from octavo.nn.heads import Heads
-from octavo.nn.linear import QKVLinear, ReplicatedLinear, RowLinear
+from octavo.nn.linear import ReplicatedLinear
 from octavo.nn.mlp import MLP
 from octavo.nn.norm import LayerNorm
 
@@ -22,24 +23,8 @@ _OFFSET = 2
 _EPS = 1e-5
 
 
-class OPTAttention(nn.Module):
-    """Multi-head attention."""
-
-    def __init__(self, facts: ModelFacts, layer: int) -> None:
-        super().__init__()
-        heads, bias = Heads(query=facts.num_heads, kv=facts.num_heads, dim=facts.head_dim), facts.extras["enable_bias"]
-        self.qkv = QKVLinear(facts.hidden_size, heads, bias)
-        self.attend = Attention(layer, heads, None)
-        self.out = RowLinear(facts.hidden_size, facts.hidden_size, bias)
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_THD, v_THD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_THD, v_THD, ctx))
-
-
-class OPTForCausalLM(nn.Module):
-    """Embeddings of tokens and positions, layers of attention and MLP, and a head over the vocabulary."""
+class OPTForCausalLM(CausalDecoder):
+    """Embeddings of tokens and positions, and layers of attention and MLP."""
 
     config_keys = {
         "do_layer_norm_before": True,
@@ -66,31 +51,24 @@ class OPTForCausalLM(nn.Module):
     }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
         keys, hidden = facts.extras, facts.hidden_size
         before, width = keys["do_layer_norm_before"], keys["word_embed_proj_dim"] or hidden
-        self.embed = Embedding(facts.vocab_size, width)
+        heads = Heads(query=facts.num_heads, kv=facts.num_heads, dim=facts.head_dim)
+        layer_kind = DecoderLayer if before else PostNormDecoderLayer
+
+        def layer(index: int) -> nn.Module:
+            return layer_kind(
+                attention_norm=_norm(facts),
+                attention=SelfAttention(hidden, heads, Attention(index, heads, None), bias=keys["enable_bias"]),
+                mlp_norm=_norm(facts),
+                mlp=MLP(hidden, facts.intermediate_size, facts.activation, bias=keys["enable_bias"]),
+            )
+
+        last = _norm(facts) if before and not keys["_remove_final_layer_norm"] else None
+        super().__init__(facts, layer, norm=last, width=width)
         self.positions = Embedding(facts.max_position + _OFFSET, hidden)
         self.widen = ReplicatedLinear(width, hidden) if width != hidden else None
-        layer_kind = DecoderLayer if before else PostNormDecoderLayer
-        self.decoder = Decoder(
-            layers=(
-                layer_kind(
-                    attention_norm=self._norm(facts),
-                    attention=OPTAttention(facts, layer),
-                    mlp_norm=self._norm(facts),
-                    mlp=MLP(hidden, facts.intermediate_size, facts.activation, bias=keys["enable_bias"]),
-                )
-                for layer in range(facts.num_layers)
-            ),
-            norm=self._norm(facts) if before and not keys["_remove_final_layer_norm"] else None,
-        )
         self.narrow = ReplicatedLinear(hidden, width) if width != hidden else None
-        self.head = LMHead(width, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
-
-    def _norm(self, facts: ModelFacts) -> LayerNorm:
-        affine = facts.extras["layer_norm_elementwise_affine"]
-        return LayerNorm(facts.hidden_size, _EPS, weight=affine, bias=affine)
 
     def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
         """Return hidden states [T, hidden] of ids, int64 [T]."""
@@ -101,3 +79,8 @@ class OPTForCausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 [S, vocabulary] from hidden [S, hidden]."""
         return self.head(hidden if self.narrow is None else self.narrow(hidden))
+
+
+def _norm(facts: ModelFacts) -> LayerNorm:
+    affine = facts.extras["layer_norm_elementwise_affine"]
+    return LayerNorm(facts.hidden_size, _EPS, weight=affine, bias=affine)

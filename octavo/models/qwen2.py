@@ -1,83 +1,36 @@
-"""Qwen2 (Yang et al. 2024): Llama's shape, with biases on queries, keys and values; some layers may slide.
-
-Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size.
-"""
+"""Qwen2 (Yang et al. 2024): Llama's shape, with biases on queries, keys and values; some layers may slide."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from octavo.base.facts import ModelFacts
 from octavo.nn.attention.layer import Attention, window_of
-from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, DecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.causal import CausalDecoder, SelfAttention
+from octavo.nn.decoder import DecoderLayer
 from octavo.nn.heads import Heads
-from octavo.nn.linear import QKVLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
 from octavo.nn.norm import RMSNorm
 from octavo.nn.rope import Rope
 
 
-class Qwen2Attention(nn.Module):
-    """Grouped-query attention with rotary positions and biased projections."""
-
-    def __init__(self, facts: ModelFacts, layer: int, rope: Rope) -> None:
-        super().__init__()
-        heads = Heads(query=facts.num_heads, kv=facts.num_kv_heads, dim=facts.head_dim)
-        self.qkv = QKVLinear(facts.hidden_size, heads, bias=True)
-        slides = layer >= facts.extras["max_window_layers"]
-        window = window_of(facts, layer, slides) if facts.extras["use_sliding_window"] else None
-        self.attend = Attention(layer, heads, rope, window=window)
-        self.out = RowLinear(heads.query * heads.dim, facts.hidden_size)
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_TKD, v_TKD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_TKD, v_TKD, ctx))
-
-
-class Qwen2ForCausalLM(nn.Module):
-    """Token embeddings, layers of attention and gated MLP, and a head over the vocabulary."""
+class Qwen2ForCausalLM(CausalDecoder):
+    """Layers of attention with rotary positions and a gated MLP."""
 
     config_keys = {"use_sliding_window": False, "max_window_layers": 28}
-    checkpoint_names = {
-        "embed": "model.embed_tokens",
-        "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
-        "decoder.layers.{}.mlp_norm": "model.layers.{}.post_attention_layernorm",
-        "decoder.layers.{}.attention.qkv.q": "model.layers.{}.self_attn.q_proj",
-        "decoder.layers.{}.attention.qkv.k": "model.layers.{}.self_attn.k_proj",
-        "decoder.layers.{}.attention.qkv.v": "model.layers.{}.self_attn.v_proj",
-        "decoder.layers.{}.attention.out": "model.layers.{}.self_attn.o_proj",
-        "decoder.layers.{}.mlp.gate_up.gate": "model.layers.{}.mlp.gate_proj",
-        "decoder.layers.{}.mlp.gate_up.up": "model.layers.{}.mlp.up_proj",
-        "decoder.layers.{}.mlp.down": "model.layers.{}.mlp.down_proj",
-        "decoder.norm": "model.norm",
-        "head": "lm_head",
-    }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
-        rope, hidden, eps = Rope(facts.rope), facts.hidden_size, facts.norm_eps
-        self.embed = Embedding(facts.vocab_size, hidden)
-        self.decoder = Decoder(
-            layers=(
-                DecoderLayer(
-                    attention_norm=RMSNorm(hidden, eps),
-                    attention=Qwen2Attention(facts, layer, rope),
-                    mlp_norm=RMSNorm(hidden, eps),
-                    mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation),
-                )
-                for layer in range(facts.num_layers)
-            ),
-            norm=RMSNorm(hidden, eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
+        rope, heads, hidden, eps = Rope(facts.rope), Heads.of(facts), facts.hidden_size, facts.norm_eps
 
-    def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return hidden states [T, hidden] of ids, int64 [T]."""
-        return self.decoder(self.embed(ids), ctx)
+        def layer(index: int) -> nn.Module:
+            slides = index >= facts.extras["max_window_layers"]
+            window = window_of(facts, index, slides) if facts.extras["use_sliding_window"] else None
+            attend = Attention(index, heads, rope, window=window)
+            return DecoderLayer(
+                attention_norm=RMSNorm(hidden, eps),
+                attention=SelfAttention(hidden, heads, attend, bias=True, out_bias=False),
+                mlp_norm=RMSNorm(hidden, eps),
+                mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation),
+            )
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        return self.head(hidden)
+        super().__init__(facts, layer, norm=RMSNorm(hidden, eps))

@@ -1,21 +1,19 @@
 """Qwen3-Next (Qwen team 2025): three layers in four keep a state by the gated delta rule, the fourth sees everything; the
 feed-forward is a mixture of experts.
 
-Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size.
+Shapes: T tokens, H query heads, K key/value heads, D head size.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from torch import Tensor, nn
 
 from octavo.base.facts import ModelFacts
 from octavo.nn.assembly import Binding, Stored
 from octavo.nn.attention.layer import Attention
+from octavo.nn.causal import HEAD_NORM_NAMES, USUAL_NAMES, CausalDecoder
 from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, DecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.decoder import DecoderLayer
 from octavo.nn.heads import Heads
 from octavo.nn.linear import GatedQKVLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
@@ -70,8 +68,8 @@ class Qwen3NextDelta(nn.Module):
         return self.answer(self._gated(gate, self.norm(self.rule(channels, b, a, ctx)), "silu").flatten(1))
 
 
-class Qwen3NextForCausalLM(nn.Module):
-    """Token embeddings, the layers, and a head over the vocabulary."""
+class Qwen3NextForCausalLM(CausalDecoder):
+    """Layers of attention or the gated delta rule, and of experts."""
 
     config_keys = {
         "linear_num_key_heads": 16,
@@ -89,13 +87,8 @@ class Qwen3NextForCausalLM(nn.Module):
         "mlp_only_layers": (),
     }
     checkpoint_names = {
-        "embed": "model.embed_tokens",
-        "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
-        "decoder.layers.{}.attention.qkv.k": "model.layers.{}.self_attn.k_proj",
-        "decoder.layers.{}.attention.qkv.v": "model.layers.{}.self_attn.v_proj",
-        "decoder.layers.{}.attention.attend.q_norm": "model.layers.{}.self_attn.q_norm",
-        "decoder.layers.{}.attention.attend.k_norm": "model.layers.{}.self_attn.k_norm",
-        "decoder.layers.{}.attention.out": "model.layers.{}.self_attn.o_proj",
+        **USUAL_NAMES,
+        **HEAD_NORM_NAMES,
         "decoder.layers.{}.attention.answer": "model.layers.{}.linear_attn.out_proj",
         "decoder.layers.{}.attention.rule.conv.q": "model.layers.{}.linear_attn.conv1d",
         "decoder.layers.{}.attention.rule.conv.k": "model.layers.{}.linear_attn.conv1d",
@@ -103,55 +96,28 @@ class Qwen3NextForCausalLM(nn.Module):
         "decoder.layers.{}.attention.rule.rate": "model.layers.{}.linear_attn",
         "decoder.layers.{}.attention.rule.bias": "model.layers.{}.linear_attn",
         "decoder.layers.{}.attention.norm": "model.layers.{}.linear_attn.norm",
-        "decoder.layers.{}.mlp_norm": "model.layers.{}.post_attention_layernorm",
-        "decoder.layers.{}.mlp.gate_up.gate": "model.layers.{}.mlp.gate_proj",
-        "decoder.layers.{}.mlp.gate_up.up": "model.layers.{}.mlp.up_proj",
-        "decoder.layers.{}.mlp.down": "model.layers.{}.mlp.down_proj",
-        "decoder.layers.{}.mlp.router": "model.layers.{}.mlp.gate",
-        "decoder.layers.{}.mlp.experts.{}.gate": "model.layers.{}.mlp.experts.{}.gate_proj",
-        "decoder.layers.{}.mlp.experts.{}.up": "model.layers.{}.mlp.experts.{}.up_proj",
-        "decoder.layers.{}.mlp.experts.{}.down": "model.layers.{}.mlp.experts.{}.down_proj",
         "decoder.layers.{}.mlp.shared_gate": "model.layers.{}.mlp.shared_expert_gate",
         "decoder.layers.{}.mlp.shared.gate_up.gate": "model.layers.{}.mlp.shared_expert.gate_proj",
         "decoder.layers.{}.mlp.shared.gate_up.up": "model.layers.{}.mlp.shared_expert.up_proj",
         "decoder.layers.{}.mlp.shared.down": "model.layers.{}.mlp.shared_expert.down_proj",
-        "decoder.norm": "model.norm",
-        "head": "lm_head",
     }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
-        extras, hidden, eps = facts.extras, facts.hidden_size, facts.norm_eps
-        every = extras["full_attention_interval"]
-        if not facts.layer_kinds:
-            kinds = tuple("linear" if (layer + 1) % every else "full" for layer in range(facts.num_layers))
-            facts = replace(facts, layer_kinds=kinds)
+        rope, hidden, eps = Rope(facts.rope), facts.hidden_size, facts.norm_eps
+        every = facts.extras["full_attention_interval"]
+        kinds = facts.layer_kinds or ["linear" if (index + 1) % every else "full" for index in range(facts.num_layers)]
+
+        def layer(index: int) -> nn.Module:
+            linear = kinds[index] == "linear"
+            return DecoderLayer(
+                attention_norm=OffsetRMSNorm(hidden, eps),
+                attention=Qwen3NextDelta(facts, index) if linear else Qwen3NextAttention(facts, index, rope),
+                mlp_norm=OffsetRMSNorm(hidden, eps),
+                mlp=_feed_forward(facts, index),
+            )
+
+        super().__init__(facts, layer, norm=OffsetRMSNorm(hidden, eps))
         self.checkpoint_names = {**self.checkpoint_names, **_interleaved(facts)}
-        rope = Rope(facts.rope)
-        self.embed = Embedding(facts.vocab_size, hidden)
-        self.decoder = Decoder(
-            layers=(
-                DecoderLayer(
-                    attention_norm=OffsetRMSNorm(hidden, eps),
-                    attention=(
-                        Qwen3NextDelta(facts, layer) if kind == "linear" else Qwen3NextAttention(facts, layer, rope)
-                    ),
-                    mlp_norm=OffsetRMSNorm(hidden, eps),
-                    mlp=_feed_forward(facts, layer),
-                )
-                for layer, kind in enumerate(facts.layer_kinds)
-            ),
-            norm=OffsetRMSNorm(hidden, eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
-
-    def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return hidden states [T, hidden] of ids, int64 [T]."""
-        return self.decoder(self.embed(ids), ctx)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        return self.head(hidden)
 
 
 def _interleaved(facts: ModelFacts) -> dict[str, str | Stored]:

@@ -1,45 +1,21 @@
-"""SmolLM3 (Bakouch et al. 2025): Llama's shape; one layer in four has no positions (Yang et al. 2025, "RoPE to NoPE").
-
-Shapes: T tokens, S rows to sample, H query heads, K key/value heads, D head size.
-"""
+"""SmolLM3 (Bakouch et al. 2025): Llama's shape; one layer in four has no positions (Yang et al. 2025, "RoPE to NoPE")."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from octavo.base.facts import ModelFacts
 from octavo.nn.attention.layer import Attention, window_of
-from octavo.nn.context import ForwardContext
-from octavo.nn.decoder import Decoder, DecoderLayer
-from octavo.nn.embedding import Embedding, LMHead
+from octavo.nn.causal import CausalDecoder, SelfAttention
+from octavo.nn.decoder import DecoderLayer
 from octavo.nn.heads import Heads
-from octavo.nn.linear import QKVLinear, RowLinear
 from octavo.nn.mlp import GatedMLP
 from octavo.nn.norm import RMSNorm
 from octavo.nn.rope import Rope
 
 
-class SmolLM3Attention(nn.Module):
-    """Grouped-query attention, with rotary positions in some layers; those without may slide."""
-
-    def __init__(self, facts: ModelFacts, layer: int, rope: Rope) -> None:
-        super().__init__()
-        heads, extras = Heads(query=facts.num_heads, kv=facts.num_kv_heads, dim=facts.head_dim), facts.extras
-        listed, interval = extras["no_rope_layers"], extras["no_rope_layer_interval"]
-        has_rope = listed[layer] if listed else (layer + 1) % interval != 0
-        window = window_of(facts, layer, slides=not has_rope) if extras["use_sliding_window"] else None
-        self.qkv = QKVLinear(facts.hidden_size, heads, bias=facts.attention_bias)
-        self.attend = Attention(layer, heads, rope if has_rope else None, window=window)
-        self.out = RowLinear(heads.query * heads.dim, facts.hidden_size, bias=facts.attention_bias)
-
-    def forward(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return [T, hidden] from x [T, hidden]."""
-        q_THD, k_TKD, v_TKD = self.qkv(x)
-        return self.out(self.attend(q_THD, k_TKD, v_TKD, ctx))
-
-
-class SmolLM3ForCausalLM(nn.Module):
-    """Token embeddings, layers of attention and gated MLP, and a head over the vocabulary."""
+class SmolLM3ForCausalLM(CausalDecoder):
+    """Layers of attention and a gated MLP; those without rotary positions may slide."""
 
     config_keys = {
         "no_rope_layers": None,
@@ -47,43 +23,20 @@ class SmolLM3ForCausalLM(nn.Module):
         "use_sliding_window": False,
         "max_window_layers": 0,
     }
-    checkpoint_names = {
-        "embed": "model.embed_tokens",
-        "decoder.layers.{}.attention_norm": "model.layers.{}.input_layernorm",
-        "decoder.layers.{}.mlp_norm": "model.layers.{}.post_attention_layernorm",
-        "decoder.layers.{}.attention.qkv.q": "model.layers.{}.self_attn.q_proj",
-        "decoder.layers.{}.attention.qkv.k": "model.layers.{}.self_attn.k_proj",
-        "decoder.layers.{}.attention.qkv.v": "model.layers.{}.self_attn.v_proj",
-        "decoder.layers.{}.attention.out": "model.layers.{}.self_attn.o_proj",
-        "decoder.layers.{}.mlp.gate_up.gate": "model.layers.{}.mlp.gate_proj",
-        "decoder.layers.{}.mlp.gate_up.up": "model.layers.{}.mlp.up_proj",
-        "decoder.layers.{}.mlp.down": "model.layers.{}.mlp.down_proj",
-        "decoder.norm": "model.norm",
-        "head": "lm_head",
-    }
 
     def __init__(self, facts: ModelFacts) -> None:
-        super().__init__()
-        rope, hidden, eps = Rope(facts.rope), facts.hidden_size, facts.norm_eps
-        self.embed = Embedding(facts.vocab_size, hidden)
-        self.decoder = Decoder(
-            layers=(
-                DecoderLayer(
-                    attention_norm=RMSNorm(hidden, eps),
-                    attention=SmolLM3Attention(facts, layer, rope),
-                    mlp_norm=RMSNorm(hidden, eps),
-                    mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation, bias=facts.mlp_bias),
-                )
-                for layer in range(facts.num_layers)
-            ),
-            norm=RMSNorm(hidden, eps),
-        )
-        self.head = LMHead(hidden, facts.vocab_size, tied=self.embed if facts.tie_embeddings else None)
+        rope, heads, hidden, eps = Rope(facts.rope), Heads.of(facts), facts.hidden_size, facts.norm_eps
+        listed, interval = facts.extras["no_rope_layers"], facts.extras["no_rope_layer_interval"]
 
-    def forward(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """Return hidden states [T, hidden] of ids, int64 [T]."""
-        return self.decoder(self.embed(ids), ctx)
+        def layer(index: int) -> nn.Module:
+            has_rope = listed[index] if listed else (index + 1) % interval != 0
+            window = window_of(facts, index, slides=not has_rope) if facts.extras["use_sliding_window"] else None
+            attend = Attention(index, heads, rope if has_rope else None, window=window)
+            return DecoderLayer(
+                attention_norm=RMSNorm(hidden, eps),
+                attention=SelfAttention(hidden, heads, attend, bias=facts.attention_bias),
+                mlp_norm=RMSNorm(hidden, eps),
+                mlp=GatedMLP(hidden, facts.intermediate_size, facts.activation, bias=facts.mlp_bias),
+            )
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return float32 [S, vocabulary] from hidden [S, hidden]."""
-        return self.head(hidden)
+        super().__init__(facts, layer, norm=RMSNorm(hidden, eps))

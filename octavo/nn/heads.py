@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.base.facts import ModelFacts
 from octavo.nn.parallel.mesh import Mesh
 from octavo.nn.parallel.placement import share
 
@@ -15,6 +16,11 @@ class Heads:
     query: int
     kv: int
     dim: int
+
+    @classmethod
+    def of(cls, facts: ModelFacts) -> Heads:
+        """Return the heads of a model whose layers all have the same."""
+        return cls(query=facts.num_heads, kv=facts.num_kv_heads, dim=facts.head_dim)
 
     def local(self, mesh: Mesh) -> Heads:
         """Return the heads that this rank computes."""
