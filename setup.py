@@ -16,11 +16,12 @@ from tools.build_cpu import BuildError, build
 
 
 class BuildKernels(build_py):
-    """Compiles first. Without a compiler, what is installed computes with torch alone, and says so."""
+    """Compiles first; for a tree that is used where it lies, what this machine needs. Without a compiler, what is installed
+    computes with torch alone, and says so."""
 
     def run(self) -> None:
         try:
-            build()
+            build(here=self.editable_mode)
         except BuildError as error:
             # Nor one that was made before, of other sources.
             for folder in (LIBRARY.parents[3], Path(self.build_lib)):

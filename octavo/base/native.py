@@ -93,11 +93,12 @@ def library() -> NativeLibrary | str:
     # An installed package has no sources.
     if SOURCES.is_dir() and LIBRARY.with_suffix(".sources").read_text().strip() != sources_hash():
         return "needs the library of the sources as they are now: run `python -m tools.build_cpu`"
-    return NativeLibrary(LIBRARY, best_level(_flags(), read_env().cpu_level))
+    return NativeLibrary(LIBRARY, best_level(most=read_env().cpu_level))
 
 
-def best_level(flags: Collection[str], most: str | None = None) -> str:
-    """Return the widest level that a processor with these flags has; most: none beyond this. Raises ConfigError."""
+def best_level(flags: Collection[str] | None = None, most: str | None = None) -> str:
+    """Return the widest level that a processor with these flags has, or this one; most: none beyond. Raises ConfigError."""
+    flags = _flags() if flags is None else flags
     levels = LEVELS[platform.machine()]
     if most is not None and most not in levels:
         raise ConfigError(unknown_name("instruction set", most, levels), field="OCTAVO_CPU_LEVEL")
