@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 
 from octavo.base.native import LEVELS, best_level
-from tools.build_cpu import _units
+from tools.build_cpu import _units  # pyright: ignore[reportPrivateUsage]
 
 ARCH = platform.machine()
 
