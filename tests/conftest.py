@@ -1,5 +1,4 @@
-"""What all tests share: the embedded model's file, one thread for torch, and GPU tests only where there is a GPU, those of the page
-only where there is a Chromium (`.ci/run` brings one)."""
+"""What all tests share: the embedded model's file, one thread for torch; and tests of a GPU or of a browser only where there is one."""
 
 from __future__ import annotations
 
