@@ -1,4 +1,4 @@
-"""What all tests share: the embedded model's file, one thread for torch; and tests of a GPU or of a browser only where there is one."""
+"""What all tests share: the embedded model's file, one thread for torch; tests of a GPU or a browser only where there is one."""
 
 from __future__ import annotations
 
