@@ -1,8 +1,9 @@
-"""What all tests share: the embedded model's file, one thread for torch, and GPU tests only where there is a GPU."""
+"""What all tests share: the embedded model's file, one thread for torch; tests of a GPU or a browser only where there is one."""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
@@ -29,12 +30,16 @@ def one_torch_thread() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect `gpu` tests where there is no CUDA device; they are then no part of the run, and nothing counts as skipped."""
-    wanting = [item for item in items if item.get_closest_marker("gpu") is not None]
-    if not wanting or _has_cuda():
-        return
-    items[:] = [item for item in items if item not in wanting]
-    config.hook.pytest_deselected(items=wanting)
+    """Deselect tests whose device or browser is not there; they are then no part of the run, and nothing counts as skipped."""
+    for marker, present in (("gpu", _has_cuda), ("browser", _has_browser)):
+        wanting = [item for item in items if item.get_closest_marker(marker) is not None]
+        if wanting and not present():
+            items[:] = [item for item in items if item not in wanting]
+            config.hook.pytest_deselected(items=wanting)
+
+
+def _has_browser() -> bool:
+    return any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
 
 
 def _has_cuda() -> bool:

@@ -11,6 +11,7 @@ _KNOWN = {
     "OCTAVO_CPU_LEVEL": "widest instruction set of kernels: scalar, avx2, avx512, vnni, bf16, amx; unset: the best",
     "OCTAVO_PLUGINS": "comma-separated names of the plugins to load; unset loads all",
     "OCTAVO_API_KEY": "key that `octavo serve` asks for and that commands send to a server",
+    "OCTAVO_ADMIN_API_KEY": "key that `octavo serve` asks for on the operator's routes",
     "HF_HOME": "root of the Hugging Face cache",
     "HF_HUB_CACHE": "folder of the models in it; unset is its folder hub",
     "HF_ENDPOINT": "address of the hub, or of a mirror",
@@ -29,6 +30,7 @@ class Env:
     cpu_level: str | None
     plugins: tuple[str, ...] | None
     api_key: str | None
+    admin_api_key: str | None
     hf_hub_cache: str
     hf_endpoint: str | None
     hf_hub_offline: bool
@@ -47,6 +49,7 @@ def read_env() -> Env:
         cpu_level=get("OCTAVO_CPU_LEVEL") or None,
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
         api_key=get("OCTAVO_API_KEY") or None,
+        admin_api_key=get("OCTAVO_ADMIN_API_KEY") or None,
         hf_hub_cache=get("HF_HUB_CACHE") or os.path.join(hf_home, "hub"),
         hf_endpoint=get("HF_ENDPOINT", "").rstrip("/") or None,
         hf_hub_offline=get("HF_HUB_OFFLINE", "0") in ("1", "true", "True", "YES", "yes"),

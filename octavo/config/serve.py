@@ -20,7 +20,10 @@ class ServeConfig:
     uds: str | None = option(None, "path of a Unix socket to listen on, instead of host and port")
     root_path: str = option("", "path under which a proxy shows the server")
     api_key: tuple[str, ...] = option(
-        (), "keys of which clients send one, on every route but /health and /ping; OCTAVO_API_KEY is one more"
+        (), "keys of which clients send one, on every route but /health, /ping and the page; OCTAVO_API_KEY is one more"
+    )
+    admin_api_key: tuple[str, ...] = option(
+        (), "keys for the operator's routes (cache reset, stats), and all others; OCTAVO_ADMIN_API_KEY is one more"
     )
     ssl_keyfile: str | None = option(None, "file of the private key, for HTTPS")
     ssl_certfile: str | None = option(None, "file of the certificate, for HTTPS")

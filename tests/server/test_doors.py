@@ -59,7 +59,7 @@ def _ask(service: FakeService, config: ServeConfig, *requests: tuple[str, str, d
 MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
 ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
-    ("GET", "/metrics"), ("GET", "/version"), ("POST", "/reset_prefix_cache"), ("GET", "/nowhere"),
+    ("GET", "/metrics"), ("GET", "/version"), ("GET", "/nowhere"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/load"), *(("POST", path) for path in MESSAGES),
     ("POST", "/v1/responses"), ("GET", "/v1/responses/x"), ("DELETE", "/v1/responses/x"), ("POST", "/v1/responses/x/cancel"),
 ]  # fmt: skip
@@ -102,7 +102,60 @@ def test_no_route_is_forgotten(service: FakeService) -> None:
         path for (_, path, _), got in zip(asked, _ask(service, config, *asked), strict=True) if got.status_code != 401
     }
     assert len(asked) > 10
-    assert open_ones == {"/health", "/ping"}
+    assert open_ones == {"/", "/health", "/ping", "/reset_prefix_cache", "/stats"}
+    assert service.num_resets == 0
+
+
+OPERATOR = [("POST", "/reset_prefix_cache"), ("GET", "/stats")]
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATOR)
+@pytest.mark.parametrize(
+    ("keys", "statuses"),
+    [
+        # What is asked with: nothing, a key, an operator's key.
+        ({}, (200, 200, 200)),
+        ({"api_key": ("user",)}, (403, 403, 403)),
+        ({"admin_api_key": ("boss",)}, (401, 401, 200)),
+        ({"api_key": ("user",), "admin_api_key": ("boss",)}, (401, 401, 200)),
+    ],
+)
+def test_the_operators_routes_have_keys_of_their_own(
+    service: FakeService, method: str, path: str, keys: dict[str, Any], statuses: tuple[int, ...]
+) -> None:
+    sent: list[dict[str, str]] = [{}, {"Authorization": "Bearer user"}, {"X-Api-Key": "boss"}]
+    answers = _ask(service, ServeConfig(**keys), *((method, path, headers) for headers in sent))
+    assert tuple(answer.status_code for answer in answers) == statuses
+    assert service.num_resets == (statuses.count(200) if path == "/reset_prefix_cache" else 0)
+    if 403 in statuses:
+        assert "--admin-api-key" in answers[0].json()["error"]["message"]
+
+
+def test_the_operators_key_opens_all_and_its_absence_nothing_more(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServeConfig(api_key=("user",))
+    monkeypatch.setenv("OCTAVO_ADMIN_API_KEY", "boss")
+    models = [("GET", "/v1/models", {"X-Api-Key": key}) for key in ("user", "boss", "other")]
+    assert [answer.status_code for answer in _ask(service, config, *models)] == [200, 200, 401]
+    # A server with only an operator's key is open to all else.
+    assert [answer.status_code for answer in _ask(service, ServeConfig(), *models)] == [200, 200, 200]
+
+
+def test_paths_mean_the_same_behind_a_proxy(service: FakeService) -> None:
+    async def ask(*requests: tuple[str, str]) -> list[tuple[int, Any]]:
+        app = create_app(service, ServeConfig(api_key=("k",)), model="m")
+        transport = httpx.ASGITransport(app, root_path="/llm")
+        async with httpx.AsyncClient(transport=transport, base_url="http://server/llm") as http:
+            answers = [await http.request(method, path, json={}) for method, path in requests]
+        return [(answer.status_code, answer.text) for answer in answers]
+
+    health, page, reset, messages = run(
+        ask(("GET", "/health"), ("GET", "/"), ("POST", "/reset_prefix_cache"), ("POST", "/v1/messages"))
+    )
+    assert (health[0], page[0], reset[0]) == (200, 200, 403)
+    # In the shape of its protocol.
+    assert (messages[0], json.loads(messages[1])["type"]) == (401, "error")
 
 
 def test_sockets_are_closed_without_a_key() -> None:

@@ -22,12 +22,13 @@ from octavo.frontend.server.errors import on_defect, on_http_error, on_octavo_er
 from octavo.frontend.server.health import health, load, metrics, version
 from octavo.frontend.server.keys import ApiKeys
 from octavo.frontend.server.routes import ollama
-from octavo.frontend.server.routes.admin import reset_prefix_cache
+from octavo.frontend.server.routes.admin import reset_prefix_cache, stats
 from octavo.frontend.server.routes.anthropic import count_tokens, messages
 from octavo.frontend.server.routes.chat import chat_completions
 from octavo.frontend.server.routes.completions import completions
 from octavo.frontend.server.routes.generate import generate
 from octavo.frontend.server.routes.models import list_models, show_model
+from octavo.frontend.server.routes.pages import playground
 from octavo.frontend.server.routes.responses import (
     cancel_response,
     create_response,
@@ -76,6 +77,8 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
         Route("/version", version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
         Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+        Route("/stats", stats, methods=["GET"]),
+        Route("/", playground, methods=["GET"]),
     ]
     handlers = {
         OctavoError: on_octavo_error,
@@ -113,10 +116,11 @@ def _middleware(config: ServeConfig) -> list[Middleware]:
             allow_credentials=config.allow_credentials,
         )
         found.append(pages)
-    own = read_env().api_key
-    keys = [*config.api_key, *([own] if own else [])]
-    if keys:
-        found.append(Middleware(ApiKeys, keys=keys))
+    env = read_env()
+    keys = [*config.api_key, *([env.api_key] if env.api_key else [])]
+    admin_keys = [*config.admin_api_key, *([env.admin_api_key] if env.admin_api_key else [])]
+    if keys or admin_keys:
+        found.append(Middleware(ApiKeys, keys=keys, admin_keys=admin_keys))
     return found
 
 

@@ -9,6 +9,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from octavo.base.errors import InvalidRequestError, NotFoundError, OctavoError, QueueFullError, UnsupportedError
 from octavo.base.logging import get_logger
@@ -30,6 +31,18 @@ class AuthenticationError(OctavoError):
     kind = "authentication_error"
 
 
+class ForbiddenError(OctavoError):
+    """What this server does for nobody, as it was started."""
+
+    status = 403
+    kind = "permission_error"
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path of a request as routes are written, without the one that a proxy shows the server under."""
+    return scope["path"].removeprefix(scope.get("root_path", ""))
+
+
 def error_object(error: OctavoError) -> dict[str, Any]:
     """Return the error as OpenAI's clients read it: `{"error": {"message", "type", "param", "code"}}`."""
     return {"error": {"message": error.message, "type": error.kind, "param": error.field, "code": _code(error)}}
@@ -48,6 +61,7 @@ def ollama_error(error: OctavoError) -> dict[str, Any]:
 
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -88,13 +102,13 @@ async def on_octavo_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OctavoError)
     if error.status == 500:
         _logger.warning("%s %s: %s", request.method, request.url.path, error.message)
-    return error_response(error, request.url.path)
+    return error_response(error, route_path(request.scope))
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Answer an unknown route or a wrong method."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
+    path = route_path(request.scope)
     known: OctavoError = InvalidRequestError(error.detail)
     if error.status_code == 404:
         known = NotFoundError(f"no route {path}")
@@ -106,7 +120,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 async def on_defect(request: Request, error: Exception) -> Response:
     """Answer an error that nobody foresaw; its text stays in the log (Starlette raises it again, uvicorn logs it)."""
     _logger.error("%s %s failed: %r", request.method, request.url.path, error)
-    return error_response(defect(), request.url.path)
+    return error_response(defect(), route_path(request.scope))
 
 
 def defect() -> OctavoError:
