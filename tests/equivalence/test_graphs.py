@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.device.fake import FakeDevice, fake_device
 from tests.equivalence.features import Case
 from tests.equivalence.runner import Report, Runner
+from tests.fake_device import FakeDevice, fake_device
 
 CASES = (
     "slots=3 batch=4 budget=16 choices=3 sampling=mixed order=staggered aborts=some seed=5",

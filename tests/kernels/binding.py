@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from octavo.base.native import LEVELS, library
-from octavo.device.fake import fake_device
 from octavo.device.registry import detect
 from octavo.ops.registry import bind, ops
+from tests.fake_device import fake_device
 
 NAN = float("nan")
 # Largest error relative to the largest value, by dtype: rounding once, and sums in float32. A GPU approximates exponentials and

@@ -8,11 +8,11 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.base.facts import DeviceFacts
-from octavo.device.fake import fake_device
 from octavo.nn.attention.capabilities import AttentionNeeds, Capabilities
 from octavo.nn.attention.select import BACKENDS, select
 from octavo.ops.candidate import Candidate, Op, choose
 from octavo.ops.registry import Kernels, bind, ops
+from tests.fake_device import fake_device
 
 CPU = fake_device(kind="cpu", arch="avx512", features=frozenset({"avx512f"})).facts
 H200 = fake_device(kind="cuda", arch="sm_90").facts

@@ -10,9 +10,9 @@ import torch
 
 from octavo.base.errors import ConfigError
 from octavo.device.base import Device
-from octavo.device.fake import fake_device
 from octavo.device.host import host_arch, host_cores, host_memory
 from octavo.device.registry import detect
+from tests.fake_device import fake_device
 
 GIB = 2**30
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n"

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.device.fake import fake_device
 from octavo.device.registry import detect
 from octavo.nn.assembly import Binding
 from octavo.nn.formats.base import TensorSpec, WeightFormat
@@ -19,6 +18,7 @@ from octavo.nn.moe import Experts, Router, Routing
 from octavo.nn.parallel.mesh import Axis, Mesh
 from octavo.ops.registry import bind
 from octavo.worker.loader.assemble import assign_formats, called, finalize, materialize, place
+from tests.fake_device import fake_device
 from tests.kernels.binding import TOLERANCE, candidates, cases, kernel
 
 NUM, HIDDEN, INNER = 6, 10, 8

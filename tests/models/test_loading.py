@@ -16,10 +16,10 @@ from torch import Tensor
 from octavo.base.errors import CheckpointError, ConfigError, UnsupportedError
 from octavo.checkpoint.open import open_checkpoint
 from octavo.config.model import ModelConfig
-from octavo.device.fake import fake_device
 from octavo.models.registry import load_model
 from octavo.worker.loader.assemble import assemble
 from octavo.worker.spec import Weights
+from tests.fake_device import fake_device
 from tests.models.oracle import assemble_folder, make_oracle, oracle_logits, random_tokens
 from tests.models.paged_run import PagedRun
 

@@ -8,11 +8,11 @@ from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from octavo.device.fake import fake_device
 from octavo.nn.assembly import Binding
 from octavo.nn.norm import OffsetRMSNorm, ProjectionRMSNorm
 from octavo.nn.parallel.mesh import Axis, Mesh
 from octavo.ops.registry import bind
+from tests.fake_device import fake_device
 
 
 def binding(dtype: str) -> Binding:

@@ -9,11 +9,11 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.device.cpu import CpuDevice
-from octavo.device.fake import fake_device
 from octavo.ops.registry import bind
 from octavo.protocol.arrays import int32
 from octavo.worker.graphs import row_sizes
 from octavo.worker.runner import ModelRunner
+from tests.fake_device import fake_device
 from tests.worker.toy import FlatToy, Host, Loaded, ToyModel, flat_draw, geometry, toy_spec
 
 NUM_PAGES = 160

@@ -11,10 +11,10 @@ import pytest
 from octavo.base.errors import CheckpointError, EngineDeadError
 from octavo.checkpoint.open import open_checkpoint
 from octavo.config.model import ModelConfig
-from octavo.device.fake import fake_device
 from octavo.engine.kvcache.geometry import solve
 from octavo.protocol.step import StepPlan
 from octavo.worker.executors.inproc import InprocExecutor
+from tests.fake_device import fake_device
 from tests.models.oracle import make_oracle
 from tests.models.witnesses import MOE
 from tests.worker.toy import Host, Loaded, ToyModel, geometry, toy_spec

@@ -8,13 +8,13 @@ import torch
 
 from octavo.base.errors import UnsupportedError
 from octavo.device.cpu import CpuDevice
-from octavo.device.fake import FakeDevice
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
 from octavo.ops.page_copy.reference import page_copy
 from octavo.protocol.arrays import rows32
 from octavo.protocol.kept import KeptTokens, Plane
 from octavo.protocol.step import DEVICE, HOST
 from octavo.worker.pages import PagePool
+from tests.fake_device import FakeDevice
 from tests.worker.toy import LAYER_BYTES, geometry
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.device.fake import FakeDevice
 from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.arrays import int32, rows32
 from octavo.protocol.blob import BlobRef
@@ -15,6 +14,7 @@ from octavo.protocol.control import Barrier, Call, Control, ResetPrefixCache
 from octavo.protocol.step import DEVICE, Transfer
 from octavo.worker.runner import ModelRunner
 from octavo.worker.spec import Weights
+from tests.fake_device import FakeDevice
 from tests.worker.toy import BLOCK, WINDOW, Host, Loaded, ToyModel, geometry, toy_spec
 
 NUM_PAGES = 120

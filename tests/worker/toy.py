@@ -10,7 +10,6 @@ import torch
 
 from octavo.base.facts import ModelFacts, RopeFacts
 from octavo.checkpoint.record import Checkpoint
-from octavo.device.fake import FakeDevice
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
 from octavo.ops.draw import CHOICE, SEED, TEMPERATURE, TOP_K
 from octavo.ops.draw.reference import kept_weights
@@ -21,6 +20,7 @@ from octavo.protocol.kept import KeptLayer, KeptTokens, Plane
 from octavo.protocol.sampling import GREEDY_BELOW, SamplingParams
 from octavo.protocol.step import FROM_DEVICE, Admission, StepPlan
 from octavo.worker.spec import WorkerSpec
+from tests.fake_device import FakeDevice
 
 VOCAB, HIDDEN, HEADS, DIM, WINDOW, BLOCK = 97, 16, 2, 8, 6, 4
 _PLANES = tuple(Plane(name=name, heads=HEADS, dim=DIM, dtype="float64", itemsize=8) for name in ("key", "value"))
