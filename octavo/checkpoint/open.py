@@ -12,7 +12,7 @@ from octavo.checkpoint.gguf_facts import read_gguf_facts
 from octavo.checkpoint.hf_config import read_hf_facts
 from octavo.checkpoint.locate import locate
 from octavo.checkpoint.record import Checkpoint
-from octavo.checkpoint.shards import ShardKind, list_tensors, shard_files
+from octavo.checkpoint.shards import ShardKind, shard_files, weights_dtype
 from octavo.checkpoint.templates import choose_template
 from octavo.checkpoint.tokenizer_files import TOKENIZER_FILES, tokenizer_file
 from octavo.config.model import ModelConfig
@@ -80,8 +80,8 @@ def _of_folder(folder: Path, config: ModelConfig, tokenizer: Path | None, templa
     kind: ShardKind | None = next((kind for kind in asked if shard_files(folder, kind, complete=False)), None)
     if kind is None and not dummy:
         raise CheckpointError(f"{folder}: holds no weights: no *.safetensors, pytorch_model*.bin or .gguf file")
-    files = () if kind is None else shard_files(folder, kind, complete=not dummy)
-    dtype = _weights_dtype(files) if kind == "safetensors" else "float32"
+    files: tuple[str, ...] = () if kind is None else shard_files(folder, kind, complete=not dummy)
+    dtype = weights_dtype(files[0]) if files and kind == "safetensors" else "float32"
     return Checkpoint(
         name=config.model,
         path=str(folder),
@@ -91,14 +91,6 @@ def _of_folder(folder: Path, config: ModelConfig, tokenizer: Path | None, templa
         tokenizer=None if tokenizer is None else str(tokenizer),
         chat_template=template,
         sampling=sampling_defaults(folder, config),
-    )
-
-
-def _weights_dtype(files: tuple[str, ...]) -> str:
-    """Return the type of the first floating-point matrix of the first shard."""
-    tensors = list_tensors(files[:1]).values()
-    return next(
-        (t.dtype for t in tensors if len(t.shape) > 1 and t.dtype in ("float32", "float16", "bfloat16")), "float32"
     )
 
 
