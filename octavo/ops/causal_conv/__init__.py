@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
 from octavo.ops.states import StatePages
+from octavo.ops.usual import usual_op
 
 
 class CausalConv(Protocol):
@@ -26,10 +26,4 @@ class CausalConv(Protocol):
         ...
 
 
-CAUSAL_CONV = Op(
-    name="causal_conv",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.causal_conv.triton:causal_conv", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.causal_conv.reference:causal_conv", recordable=False),
-    ),
-)
+CAUSAL_CONV = usual_op("causal_conv", recordable=False)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
+from octavo.ops.usual import usual_op
 
 
 class CrossAttention(Protocol):
@@ -34,10 +34,4 @@ class CrossAttention(Protocol):
         ...
 
 
-CROSS_ATTENTION = Op(
-    name="cross_attention",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.cross_attention.triton:cross_attention", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.cross_attention.reference:cross_attention", recordable=False),
-    ),
-)
+CROSS_ATTENTION = usual_op("cross_attention", recordable=False)

@@ -10,8 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.base.facts import Activation
-from octavo.ops.candidate import Candidate, Op
-from octavo.ops.native import native_candidate
+from octavo.ops.usual import usual_op
 
 
 class ActivationOf(Protocol):
@@ -30,19 +29,5 @@ class GatedActivation(Protocol):
         ...
 
 
-ACTIVATION = Op(
-    name="activation",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.gated_activation.triton:activation", kinds=("cuda",)),
-        native_candidate("activation", "octavo.ops.gated_activation.cpu:activation"),
-        Candidate(name="torch", path="octavo.ops.gated_activation.reference:activation"),
-    ),
-)
-GATED_ACTIVATION = Op(
-    name="gated_activation",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.gated_activation.triton:gated_activation", kinds=("cuda",)),
-        native_candidate("activation", "octavo.ops.gated_activation.cpu:gated_activation"),
-        Candidate(name="torch", path="octavo.ops.gated_activation.reference:gated_activation"),
-    ),
-)
+ACTIVATION = usual_op("activation", folder="gated_activation", native="activation")
+GATED_ACTIVATION = usual_op("gated_activation", native="activation")

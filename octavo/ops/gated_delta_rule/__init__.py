@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
 from octavo.ops.states import StatePages
+from octavo.ops.usual import usual_op
 
 
 class GatedDeltaRule(Protocol):
@@ -37,10 +37,4 @@ class GatedDeltaRule(Protocol):
         ...
 
 
-GATED_DELTA_RULE = Op(
-    name="gated_delta_rule",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.gated_delta_rule.triton:gated_delta_rule", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.gated_delta_rule.reference:gated_delta_rule", recordable=False),
-    ),
-)
+GATED_DELTA_RULE = usual_op("gated_delta_rule", recordable=False)

@@ -11,8 +11,9 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.base.facts import Activation
-from octavo.ops.candidate import Candidate, Op
+from octavo.ops.candidate import Op
 from octavo.ops.gated_activation import GatedActivation
+from octavo.ops.usual import usual_op
 
 
 class ExpertStack(Protocol):
@@ -49,14 +50,7 @@ class GroupedExperts(Protocol):
         ...
 
 
-_REFERENCE = Candidate(name="torch", path="octavo.ops.grouped_experts.reference:grouped_experts", recordable=False)
 # Of stacks that are one plain matrix an expert, called "weight".
-GROUPED_EXPERTS = Op(
-    name="grouped_experts",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.grouped_experts.triton:grouped_experts", kinds=("cuda",)),
-        _REFERENCE,
-    ),
-)
-# Of stacks in any format.
-EXPERTS_IN_TURN = Op(name="experts_in_turn", candidates=(_REFERENCE,))
+GROUPED_EXPERTS = usual_op("grouped_experts", recordable=False)
+# Of stacks in any format: the reference, which is the last candidate.
+EXPERTS_IN_TURN = Op(name="experts_in_turn", candidates=GROUPED_EXPERTS.candidates[-1:])

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
 from octavo.ops.paged_attention import Scoring
+from octavo.ops.usual import usual_op
 
 
 class LatentAttention(Protocol):
@@ -37,10 +37,4 @@ class LatentAttention(Protocol):
         ...
 
 
-LATENT_ATTENTION = Op(
-    name="latent_attention",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.latent_attention.triton:latent_attention", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.latent_attention.reference:latent_attention", recordable=False),
-    ),
-)
+LATENT_ATTENTION = usual_op("latent_attention", recordable=False)

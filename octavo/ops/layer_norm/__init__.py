@@ -9,8 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
-from octavo.ops.native import native_candidate
+from octavo.ops.usual import usual_op
 
 
 class LayerNorm(Protocol):
@@ -32,19 +31,5 @@ class AddLayerNorm(Protocol):
         ...
 
 
-LAYER_NORM = Op(
-    name="layer_norm",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.layer_norm.triton:layer_norm", kinds=("cuda",)),
-        native_candidate("norm", "octavo.ops.layer_norm.cpu:layer_norm"),
-        Candidate(name="torch", path="octavo.ops.layer_norm.reference:layer_norm"),
-    ),
-)
-ADD_LAYER_NORM = Op(
-    name="add_layer_norm",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.layer_norm.triton:add_layer_norm", kinds=("cuda",)),
-        native_candidate("norm", "octavo.ops.layer_norm.cpu:add_layer_norm"),
-        Candidate(name="torch", path="octavo.ops.layer_norm.reference:add_layer_norm"),
-    ),
-)
+LAYER_NORM = usual_op("layer_norm", native="norm")
+ADD_LAYER_NORM = usual_op("add_layer_norm", folder="layer_norm", native="norm")

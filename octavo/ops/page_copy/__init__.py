@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
+from octavo.ops.usual import usual_op
 
 
 class PageCopy(Protocol):
@@ -23,10 +23,4 @@ class PageCopy(Protocol):
         ...
 
 
-PAGE_COPY = Op(
-    name="page_copy",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.page_copy.triton:page_copy", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.page_copy.reference:page_copy"),
-    ),
-)
+PAGE_COPY = usual_op("page_copy")

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
-from octavo.ops.native import native_candidate
+from octavo.ops.usual import usual_op
 
 
 class PageWrite(Protocol):
@@ -37,19 +36,5 @@ class PlaneWrite(Protocol):
         ...
 
 
-PAGE_WRITE = Op(
-    name="page_write",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.page_write.triton:page_write", kinds=("cuda",)),
-        native_candidate("plane_write", "octavo.ops.page_write.cpu:page_write"),
-        Candidate(name="torch", path="octavo.ops.page_write.reference:page_write"),
-    ),
-)
-PLANE_WRITE = Op(
-    name="plane_write",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.page_write.triton:plane_write", kinds=("cuda",)),
-        native_candidate("plane_write", "octavo.ops.page_write.cpu:plane_write"),
-        Candidate(name="torch", path="octavo.ops.page_write.reference:plane_write"),
-    ),
-)
+PAGE_WRITE = usual_op("page_write", native="plane_write")
+PLANE_WRITE = usual_op("plane_write", folder="page_write", native="plane_write")

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
-from octavo.ops.native import native_candidate
+from octavo.ops.usual import usual_op
 
 
 class RmsNorm(Protocol):
@@ -29,19 +28,5 @@ class AddRmsNorm(Protocol):
         ...
 
 
-RMS_NORM = Op(
-    name="rms_norm",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.rms_norm.triton:rms_norm", kinds=("cuda",)),
-        native_candidate("norm", "octavo.ops.rms_norm.cpu:rms_norm"),
-        Candidate(name="torch", path="octavo.ops.rms_norm.reference:rms_norm"),
-    ),
-)
-ADD_RMS_NORM = Op(
-    name="add_rms_norm",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.rms_norm.triton:add_rms_norm", kinds=("cuda",)),
-        native_candidate("norm", "octavo.ops.rms_norm.cpu:add_rms_norm"),
-        Candidate(name="torch", path="octavo.ops.rms_norm.reference:add_rms_norm"),
-    ),
-)
+RMS_NORM = usual_op("rms_norm", native="norm")
+ADD_RMS_NORM = usual_op("add_rms_norm", folder="rms_norm", native="norm")

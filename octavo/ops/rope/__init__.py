@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
+from octavo.ops.usual import usual_op
 
 
 class Rope(Protocol):
@@ -24,10 +24,4 @@ class Rope(Protocol):
         ...
 
 
-ROPE = Op(
-    name="rope",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.rope.triton:rope", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.rope.reference:rope"),
-    ),
-)
+ROPE = usual_op("rope")

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
-from octavo.ops.native import native_candidate
+from octavo.ops.usual import usual_op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,11 +53,4 @@ class RopeWrite(Protocol):
         ...
 
 
-ROPE_WRITE = Op(
-    name="rope_write",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.rope_write.triton:rope_write", kinds=("cuda",)),
-        native_candidate("rope_write", "octavo.ops.rope_write.cpu:rope_write"),
-        Candidate(name="torch", path="octavo.ops.rope_write.reference:rope_write"),
-    ),
-)
+ROPE_WRITE = usual_op("rope_write", native="rope_write")

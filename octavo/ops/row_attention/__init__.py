@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from octavo.ops.candidate import Candidate, Op
+from octavo.ops.usual import usual_op
 
 
 class RowAttention(Protocol):
@@ -23,10 +23,4 @@ class RowAttention(Protocol):
         ...
 
 
-ROW_ATTENTION = Op(
-    name="row_attention",
-    candidates=(
-        Candidate(name="triton", path="octavo.ops.row_attention.triton:row_attention", kinds=("cuda",)),
-        Candidate(name="torch", path="octavo.ops.row_attention.reference:row_attention", recordable=False),
-    ),
-)
+ROW_ATTENTION = usual_op("row_attention", recordable=False)
