@@ -16,117 +16,96 @@ from octavo.base.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    path: str
+    module: str
     model_type: str
     defaults: Mapping[str, Any]
 
 
-def _row(path: str, model_type: str, **defaults: Any) -> _Row:
-    return _Row(path, model_type, defaults)
+def _row(module: str, model_type: str, **defaults: Any) -> _Row:
+    return _Row(module, model_type, defaults)
 
 
+# Architecture -> the module of `octavo/models/` that has a class of this name, and what else is known of it.
 _ROWS: Final = {
     "BartForConditionalGeneration": _row(
-        "octavo.models.bart:BartForConditionalGeneration", "bart",
-        max_position_embeddings=1024, decoder_layers=12, decoder_attention_heads=16, decoder_ffn_dim=4096, d_model=1024,
-        layer_norm_eps=1e-5, hidden_act="gelu", eos_token_id=2,
+        "bart", "bart", max_position_embeddings=1024, decoder_layers=12, decoder_attention_heads=16,
+        decoder_ffn_dim=4096, d_model=1024, layer_norm_eps=1e-5, hidden_act="gelu", eos_token_id=2,
         tie_word_embeddings=True,
     ),
     "BertModel": _row(
-        "octavo.models.bert:BertModel", "bert",
-        max_position_embeddings=512, layer_norm_eps=1e-12, hidden_act="gelu", tie_word_embeddings=True,
+        "bert", "bert", max_position_embeddings=512, layer_norm_eps=1e-12, hidden_act="gelu", tie_word_embeddings=True,
     ),
-    "LlamaForCausalLM": _row(
-        "octavo.models.llama:LlamaForCausalLM", "llama",
-        max_position_embeddings=2048, rms_norm_eps=1e-6, eos_token_id=2,
-    ),
+    "LlamaForCausalLM": _row("llama", "llama", max_position_embeddings=2048, rms_norm_eps=1e-6, eos_token_id=2),
     "MistralForCausalLM": _row(
-        "octavo.models.llama:MistralForCausalLM", "mistral",
-        max_position_embeddings=131072, rms_norm_eps=1e-6, num_key_value_heads=8, sliding_window=4096,
-        eos_token_id=2,
+        "llama", "mistral", max_position_embeddings=131072, rms_norm_eps=1e-6, num_key_value_heads=8,
+        sliding_window=4096, eos_token_id=2,
     ),
     "Qwen2ForCausalLM": _row(
-        "octavo.models.qwen2:Qwen2ForCausalLM", "qwen2",
-        max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=32, sliding_window=4096,
+        "qwen2", "qwen2", max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=32, sliding_window=4096,
     ),
     "Qwen3ForCausalLM": _row(
-        "octavo.models.qwen3:Qwen3ForCausalLM", "qwen3",
-        max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=32, head_dim=128, sliding_window=4096,
+        "qwen3", "qwen3", max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=32, head_dim=128,
+        sliding_window=4096,
     ),
     "FalconForCausalLM": _row(
-        "octavo.models.falcon:FalconForCausalLM", "falcon", max_position_embeddings=2048, rms_norm_eps=1e-5,
-        intermediate_size=None, hidden_act="gelu", tie_word_embeddings=True, eos_token_id=11,
+        "falcon", "falcon", max_position_embeddings=2048, rms_norm_eps=1e-5, intermediate_size=None, hidden_act="gelu",
+        tie_word_embeddings=True, eos_token_id=11,
     ),
     "GPT2LMHeadModel": _row(
-        "octavo.models.gpt2:GPT2LMHeadModel", "gpt2", max_position_embeddings=1024, rms_norm_eps=1e-5,
-        intermediate_size=None, hidden_act="gelu_new", tie_word_embeddings=True, eos_token_id=50256,
+        "gpt2", "gpt2", max_position_embeddings=1024, rms_norm_eps=1e-5, intermediate_size=None, hidden_act="gelu_new",
+        tie_word_embeddings=True, eos_token_id=50256,
     ),
     "GPTNeoXForCausalLM": _row(
-        "octavo.models.gpt_neox:GPTNeoXForCausalLM", "gpt_neox", max_position_embeddings=2048, rms_norm_eps=1e-5,
-        hidden_act="gelu", partial_rotary_factor=0.25, attention_bias=True, eos_token_id=2,
+        "gpt_neox", "gpt_neox", max_position_embeddings=2048, rms_norm_eps=1e-5, hidden_act="gelu",
+        partial_rotary_factor=0.25, attention_bias=True, eos_token_id=2,
     ),
     "OPTForCausalLM": _row(
-        "octavo.models.opt:OPTForCausalLM", "opt", max_position_embeddings=2048, rms_norm_eps=1e-5, hidden_act="relu",
-        tie_word_embeddings=True, eos_token_id=2,
+        "opt", "opt", max_position_embeddings=2048, rms_norm_eps=1e-5, hidden_act="relu", tie_word_embeddings=True,
+        eos_token_id=2,
     ),
     "StableLmForCausalLM": _row(
-        "octavo.models.stablelm:StableLmForCausalLM", "stablelm", max_position_embeddings=4096, rms_norm_eps=1e-5,
-        num_key_value_heads=32, partial_rotary_factor=0.25, eos_token_id=0,
+        "stablelm", "stablelm", max_position_embeddings=4096, rms_norm_eps=1e-5, num_key_value_heads=32,
+        partial_rotary_factor=0.25, eos_token_id=0,
     ),
     "Starcoder2ForCausalLM": _row(
-        "octavo.models.starcoder2:Starcoder2ForCausalLM", "starcoder2", max_position_embeddings=4096, rms_norm_eps=1e-5,
-        num_key_value_heads=2, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True,
-        eos_token_id=50256,
+        "starcoder2", "starcoder2", max_position_embeddings=4096, rms_norm_eps=1e-5, num_key_value_heads=2,
+        hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, eos_token_id=50256,
     ),
     "Phi3ForCausalLM": _row(
-        "octavo.models.phi3:Phi3ForCausalLM", "phi3",
-        max_position_embeddings=4096, original_max_position_embeddings=4096, rms_norm_eps=1e-5,
+        "phi3", "phi3", max_position_embeddings=4096, original_max_position_embeddings=4096, rms_norm_eps=1e-5,
         eos_token_id=32000,
     ),
     "Gemma2ForCausalLM": _row(
-        "octavo.models.gemma2:Gemma2ForCausalLM", "gemma2",
-        max_position_embeddings=8192, rms_norm_eps=1e-6, num_key_value_heads=4, head_dim=256, sliding_window=4096,
-        hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, eos_token_id=1,
+        "gemma2", "gemma2", max_position_embeddings=8192, rms_norm_eps=1e-6, num_key_value_heads=4, head_dim=256,
+        sliding_window=4096, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, eos_token_id=1,
     ),
     "Gemma3ForCausalLM": _row(
-        "octavo.models.gemma3:Gemma3ForCausalLM", "gemma3_text",
-        vocab_size=262208, max_position_embeddings=131072, rms_norm_eps=1e-6, num_attention_heads=8,
-        num_key_value_heads=4, head_dim=256, sliding_window=4096, rope_theta=1e6, rope_local_base_freq=1e4,
-        hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, eos_token_id=1,
+        "gemma3", "gemma3_text", vocab_size=262208, max_position_embeddings=131072, rms_norm_eps=1e-6,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=256, sliding_window=4096, rope_theta=1e6,
+        rope_local_base_freq=1e4, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, eos_token_id=1,
     ),
-    "GraniteForCausalLM": _row(
-        "octavo.models.granite:GraniteForCausalLM", "granite",
-        max_position_embeddings=2048, rms_norm_eps=1e-6, eos_token_id=2,
-    ),
-    "Olmo2ForCausalLM": _row(
-        "octavo.models.olmo2:Olmo2ForCausalLM", "olmo2",
-        max_position_embeddings=2048, rms_norm_eps=1e-5, eos_token_id=50279,
-    ),
+    "GraniteForCausalLM": _row("granite", "granite", max_position_embeddings=2048, rms_norm_eps=1e-6, eos_token_id=2),
+    "Olmo2ForCausalLM": _row("olmo2", "olmo2", max_position_embeddings=2048, rms_norm_eps=1e-5, eos_token_id=50279),
     "Cohere2ForCausalLM": _row(
-        "octavo.models.cohere2:Cohere2ForCausalLM", "cohere2",
-        max_position_embeddings=8192, rms_norm_eps=1e-5, sliding_window=4096, tie_word_embeddings=True,
-        eos_token_id=255001,
+        "cohere2", "cohere2", max_position_embeddings=8192, rms_norm_eps=1e-5, sliding_window=4096,
+        tie_word_embeddings=True, eos_token_id=255001,
     ),
     "InternLM2ForCausalLM": _row(
-        "octavo.models.internlm2:InternLM2ForCausalLM", "internlm2",
-        max_position_embeddings=2048, rms_norm_eps=1e-6, eos_token_id=2,
+        "internlm2", "internlm2", max_position_embeddings=2048, rms_norm_eps=1e-6, eos_token_id=2,
     ),
     "Glm4ForCausalLM": _row(
-        "octavo.models.glm4:Glm4ForCausalLM", "glm4",
-        max_position_embeddings=131072, rms_norm_eps=1.5625e-7, num_key_value_heads=2, head_dim=128,
+        "glm4", "glm4", max_position_embeddings=131072, rms_norm_eps=1.5625e-7, num_key_value_heads=2, head_dim=128,
         partial_rotary_factor=0.5, attention_bias=True, eos_token_id=[151329, 151336, 151338],
     ),
     "SmolLM3ForCausalLM": _row(
-        "octavo.models.smollm3:SmolLM3ForCausalLM", "smollm3",
-        max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=4, rope_theta=2e6,
+        "smollm3", "smollm3", max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=4, rope_theta=2e6,
         tie_word_embeddings=True, eos_token_id=128001,
     ),
     "DeepseekV2ForCausalLM": _row(
-        "octavo.models.deepseek:DeepseekV2ForCausalLM", "deepseek_v2",
-        max_position_embeddings=2048, rms_norm_eps=1e-6, head_dim=64, eos_token_id=2,
+        "deepseek", "deepseek_v2", max_position_embeddings=2048, rms_norm_eps=1e-6, head_dim=64, eos_token_id=2,
     ),
     "Gemma4ForCausalLM": _row(
-        "octavo.models.gemma4:Gemma4ForCausalLM", "gemma4_text",
+        "gemma4", "gemma4_text",
         max_position_embeddings=131072, rms_norm_eps=1e-6, num_key_value_heads=4, head_dim=256, sliding_window=512,
         tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh", eos_token_id=1,
         rope_parameters={
@@ -135,20 +114,19 @@ _ROWS: Final = {
         },
     ),
     "Qwen3NextForCausalLM": _row(
-        "octavo.models.qwen3_next:Qwen3NextForCausalLM", "qwen3_next",
-        max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=2, head_dim=256,
-        partial_rotary_factor=0.25,
+        "qwen3_next", "qwen3_next", max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=2,
+        head_dim=256, partial_rotary_factor=0.25,
     ),
     "Qwen3MoeForCausalLM": _row(
-        "octavo.models.qwen3:Qwen3MoeForCausalLM", "qwen3_moe",
-        max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=4, sliding_window=4096,
+        "qwen3", "qwen3_moe", max_position_embeddings=32768, rms_norm_eps=1e-6, num_key_value_heads=4,
+        sliding_window=4096,
     ),
 }  # fmt: skip
 
 
 def architectures() -> Registry:
     """Return the registry of model classes, with those of other packages (entry points `octavo.models`)."""
-    registry = Registry("model", {name: row.path for name, row in _ROWS.items()})
+    registry = Registry("model", {name: f"octavo.models.{row.module}:{name}" for name, row in _ROWS.items()})
     extend(registry, "octavo.models")
     return registry
 
