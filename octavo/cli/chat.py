@@ -142,7 +142,7 @@ class Conversation:
 
     async def _print_answer(self, turns: list[Turn], texts: list[str]) -> None:
         began, first, num_tokens = time.perf_counter(), 0.0, 0
-        async with contextlib.aclosing(self._voice.answer(turns, self._wishes)) as pieces:  # pyright: ignore[reportArgumentType]
+        async with contextlib.aclosing(self._voice.answer(turns, self._wishes)) as pieces:
             async for piece in pieces:
                 first = first or time.perf_counter() - began
                 num_tokens = piece.num_tokens or num_tokens

@@ -47,7 +47,7 @@ async def _ask(server: OwnServer, question: str) -> None:
     answer, num_tokens = "", 0
     wishes = Wishes(max_tokens=_MAX_TOKENS, temperature=0.0)
     turns = [{"role": "user", "content": question}]
-    async with contextlib.aclosing(voice.answer(turns, wishes)) as pieces:  # pyright: ignore[reportArgumentType]
+    async with contextlib.aclosing(voice.answer(turns, wishes)) as pieces:
         async for piece in pieces:
             first = first or time.perf_counter() - asked
             answer += piece.text

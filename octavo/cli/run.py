@@ -43,7 +43,7 @@ async def _run(parsed: argparse.Namespace, prompt: str) -> None:
         turns: list[Turn] = [{"role": "system", "content": parsed.system}] if parsed.system else []
         turns.append({"role": "user", "content": prompt})
         answer = voice.complete(prompt, wishes) if parsed.raw else voice.answer(turns, wishes)
-        async with contextlib.aclosing(answer) as pieces:  # pyright: ignore[reportArgumentType]
+        async with contextlib.aclosing(answer) as pieces:
             async for piece in pieces:
                 num_tokens = piece.num_tokens or num_tokens
                 print(piece.text, end="", flush=True)

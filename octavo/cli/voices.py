@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -68,22 +68,6 @@ class Wishes:
         return ", ".join(f"{name} {value}" for name, value in self.given.items()) or "nothing is set"
 
 
-class Voice(Protocol):
-    """Answers conversations. Leaving `answer` early stops the generation."""
-
-    def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncIterator[Piece]:
-        """Yield the next turn's text as it comes."""
-        ...
-
-    def complete(self, prompt: str, wishes: Wishes) -> AsyncIterator[Piece]:
-        """Yield the continuation of a plain text."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of everything."""
-        ...
-
-
 def add_voice_flags(parser: argparse.ArgumentParser, *, temperature: float) -> None:
     """Add the flags that say who answers, and how."""
     parser.add_argument("--url", help="ask a running server instead, for example http://127.0.0.1:8000")
@@ -132,17 +116,17 @@ class EngineVoice:
         """Start an engine and wait until it is loaded."""
         return EngineVoice(await launch.start_service(config))
 
-    async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncIterator[Piece]:
+    async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncGenerator[Piece]:
         """Yield the next turn's text as it comes."""
         async for piece in self._generate(await self._service.chat_prompt(turns), wishes):
             yield piece
 
-    async def complete(self, prompt: str, wishes: Wishes) -> AsyncIterator[Piece]:
+    async def complete(self, prompt: str, wishes: Wishes) -> AsyncGenerator[Piece]:
         """Yield the continuation of a plain text."""
         async for piece in self._generate(prompt, wishes):
             yield piece
 
-    async def _generate(self, prompt: str | list[int], wishes: Wishes) -> AsyncIterator[Piece]:
+    async def _generate(self, prompt: str | list[int], wishes: Wishes) -> AsyncGenerator[Piece]:
         num_tokens = 0
         async with await self._service.generate(prompt, wishes.params()) as stream:
             async for output in stream:
@@ -173,17 +157,17 @@ class HttpVoice:
         timeout = httpx.Timeout(10.0, read=None)
         self._http = httpx.AsyncClient(timeout=timeout, transport=transport, headers=headers)
 
-    async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncIterator[Piece]:
+    async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncGenerator[Piece]:
         """Yield the next turn's text as it comes; the last piece is empty and has the number of tokens."""
         async for piece in self._stream("/v1/chat/completions", {"messages": list(turns)}, wishes):
             yield piece
 
-    async def complete(self, prompt: str, wishes: Wishes) -> AsyncIterator[Piece]:
+    async def complete(self, prompt: str, wishes: Wishes) -> AsyncGenerator[Piece]:
         """Yield the continuation of a plain text, in the same way."""
         async for piece in self._stream("/v1/completions", {"prompt": prompt}, wishes):
             yield piece
 
-    async def _stream(self, route: str, body: dict[str, Any], wishes: Wishes) -> AsyncIterator[Piece]:
+    async def _stream(self, route: str, body: dict[str, Any], wishes: Wishes) -> AsyncGenerator[Piece]:
         body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}, **wishes.given}
         try:
             async with self._http.stream("POST", self._base + route, json=body) as response:
@@ -199,6 +183,10 @@ class HttpVoice:
     async def close(self) -> None:
         """Close the connection."""
         await self._http.aclose()
+
+
+# Answers conversations. Leaving `answer` early stops the generation.
+Voice = EngineVoice | HttpVoice
 
 
 def _pieces(chunk: dict[str, Any]) -> list[Piece]:

@@ -30,7 +30,7 @@ class CpuDevice:
     def __init__(self) -> None:
         name, arch, features = host_arch()
         # No float16: processors have no fast product for it, and float32 holds all of its values.
-        self._facts = DeviceFacts(
+        self.facts = DeviceFacts(
             kind="cpu",
             name=name,
             arch=arch,
@@ -39,17 +39,8 @@ class CpuDevice:
             dtypes=("float32", "bfloat16"),
             features=features | {"graphs"},
         )
+        self.torch_device = torch.device("cpu")
         self._arena = Arena()
-
-    @property
-    def facts(self) -> DeviceFacts:
-        """What the processor is, measured once."""
-        return self._facts
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Where its tensors live."""
-        return torch.device("cpu")
 
     def free_memory(self) -> int:
         """Bytes that can be taken now, within the limits of this process's control groups."""

@@ -34,41 +34,31 @@ class CudaDevice:
     """A `Device` over one GPU. index: its number among those that the process sees."""
 
     def __init__(self, index: int = 0) -> None:
-        self._device = torch.device("cuda", index)
-        cuda.set_device(self._device)
-        properties = cuda.get_device_properties(self._device)
+        self.torch_device = torch.device("cuda", index)
+        cuda.set_device(self.torch_device)
+        properties = cuda.get_device_properties(self.torch_device)
         major, minor = properties.major, properties.minor
         wide = ("float32", "bfloat16", "float16") if major >= 8 else ("float32", "float16")
-        self._facts = DeviceFacts(
+        self.facts = DeviceFacts(
             kind="cuda",
             name=properties.name,
             arch=f"sm_{major}{minor}",
             num_cores=properties.multi_processor_count,
-            total_memory=cuda.mem_get_info(self._device)[1],
+            total_memory=cuda.mem_get_info(self.torch_device)[1],
             dtypes=wide,
             features=frozenset(("queue", "graphs")),
         )
-        self._stream = cuda.Stream(self._device)
+        self._stream = cuda.Stream(self.torch_device)
         self._pool = cuda.graph_pool_handle()
-
-    @property
-    def facts(self) -> DeviceFacts:
-        """What the GPU is, measured once."""
-        return self._facts
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Where its tensors live."""
-        return self._device
 
     def free_memory(self) -> int:
         """Bytes that the driver can hand out, once the tensor library has given back what it keeps for later."""
         self.release()
-        return cuda.mem_get_info(self._device)[0]
+        return cuda.mem_get_info(self.torch_device)[0]
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return uninitialized uint8 `[num_bytes]`."""
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """Return page-locked uint8 `[num_bytes]`; it is handed out again only when the copies from and to it are done."""
@@ -76,12 +66,12 @@ class CudaDevice:
 
     def peak(self, work: Callable[[], None]) -> int:
         """Do the work and return the most bytes that tensors held at once, beyond those held before."""
-        cuda.synchronize(self._device)
-        before = cuda.memory_allocated(self._device)
-        cuda.reset_peak_memory_stats(self._device)
+        cuda.synchronize(self.torch_device)
+        before = cuda.memory_allocated(self.torch_device)
+        cuda.reset_peak_memory_stats(self.torch_device)
         work()
-        cuda.synchronize(self._device)
-        return cuda.max_memory_allocated(self._device) - before
+        cuda.synchronize(self.torch_device)
+        return cuda.max_memory_allocated(self.torch_device) - before
 
     def record(self) -> CudaEvent:
         """Return the place behind everything that is queued now."""
@@ -90,7 +80,7 @@ class CudaDevice:
     def capture(self, work: Callable[[], None]) -> cuda.CUDAGraph:
         """Record work that has run before; all graphs share one pool of memory."""
         graph = cuda.CUDAGraph()
-        cuda.synchronize(self._device)
+        cuda.synchronize(self.torch_device)
         with cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -101,12 +91,12 @@ class CudaDevice:
 
     def release(self) -> None:
         """Give the driver back what the tensor library keeps for later."""
-        cuda.synchronize(self._device)
+        cuda.synchronize(self.torch_device)
         cuda.empty_cache()
 
     def synchronize(self) -> None:
         """Wait until everything queued on the device is done."""
-        cuda.synchronize(self._device)
+        cuda.synchronize(self.torch_device)
 
 
 def find() -> CudaDevice | None:

@@ -16,7 +16,7 @@ from octavo.base.intmath import ceil_div
 _ROOT = Path("/")
 # Instruction sets that kernels ask for, by their name in /proc/cpuinfo.
 _FEATURES = frozenset(
-    (
+    [
         "avx2",
         "avx512f",
         "avx512_bf16",
@@ -27,7 +27,7 @@ _FEATURES = frozenset(
         "amx_int8",
         "asimd",
         "bf16",
-    )
+    ]
 )
 # Architectures, the widest first: a flag of /proc/cpuinfo and the name it gives.
 _ARCHS = (("amx_tile", "amx"), ("avx512f", "avx512"), ("avx2", "avx2"), ("asimd", "neon"))

@@ -148,25 +148,6 @@ class Collector:
 class _Choice:
     """One choice: what it has to show, and the text that may still change."""
 
-    __slots__ = (
-        "_cumulative",
-        "_detokenizer",
-        "_ids",
-        "_index",
-        "_interval",
-        "_logprobs",
-        "_num_shown",
-        "_params",
-        "_repetition",
-        "_stops",
-        "_text",
-        "_tokenizer",
-        "finish_reason",
-        "has_news",
-        "num_tokens",
-        "stop_reason",
-    )
-
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None, shown: Collection[int]) -> None:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None

@@ -202,12 +202,8 @@ class QKVLinear(Linear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [T, H, D], k [T, K, D] and v [T, K, D], strided views of one tensor where the format fuses."""
-        q, k, v = self.outputs(x)
-        return (
-            q.unflatten(-1, (-1, self.head_dim)),
-            k.unflatten(-1, (-1, self.head_dim)),
-            v.unflatten(-1, (-1, self.head_dim)),
-        )
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.outputs(x))
+        return q, k, v
 
 
 class GatedQKVLinear(Linear):

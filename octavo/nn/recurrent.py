@@ -6,7 +6,7 @@ Shapes: T tokens, K key heads, H value heads, D key features, V value features, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -46,13 +46,7 @@ class DeltaDims:
         """Return the sizes that this rank computes."""
         key_heads = len(share(self.key_heads, mesh.tensor))
         value_heads = self.value_heads // self.key_heads * key_heads
-        return DeltaDims(
-            key_heads=key_heads,
-            value_heads=value_heads,
-            key_dim=self.key_dim,
-            value_dim=self.value_dim,
-            taps=self.taps,
-        )
+        return replace(self, key_heads=key_heads, value_heads=value_heads)
 
 
 class DeltaProjection(Linear):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from octavo.frontend.text.tokenizer import Tokenizer, is_byte_token
 
@@ -18,21 +18,9 @@ _LONGEST_WINDOW: Final = 32
 _REPLACEMENT: Final = "\ufffd"
 
 
-class Detokenizer(Protocol):
-    """One choice's text."""
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Take the next ids; return the text that is certain now."""
-        ...
-
-    def flush(self) -> str:
-        """Return what was held back: the end of the text has come. An incomplete character gives U+FFFD."""
-        ...
-
-
 def start_detokenizer(
     tokenizer: Tokenizer, *, skip_special_tokens: bool = True, shown: Collection[int] = ()
-) -> Detokenizer:
+) -> ByteDetokenizer | WindowDetokenizer:
     """Return a fresh detokenizer of the kind that the tokenizer needs. shown: special tokens that are not skipped."""
     kind = ByteDetokenizer if tokenizer.byte_level else WindowDetokenizer
     return kind(tokenizer, skip_special_tokens=skip_special_tokens, shown=shown)
@@ -55,7 +43,7 @@ class ByteDetokenizer:
         return self._utf8.decode(b"".join(map(tokenizer.token_bytes, ids)))
 
     def flush(self) -> str:
-        """Return what was held back: the end of the text has come."""
+        """Return what was held back: the end of the text has come. An incomplete character gives U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
 

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from octavo.base.errors import OctavoError
-from octavo.frontend.server.routes.encoders import Events
+from octavo.frontend.server.routes.encoders import Events, TurnEncoder
 from octavo.frontend.server.sse import named_event
 from octavo.frontend.server.turns import Turn
 from octavo.frontend.text.dialects.events import (
@@ -38,7 +37,7 @@ class Block:
         return "".join(self.pieces)
 
 
-class BlockEncoder:
+class BlockEncoder(TurnEncoder):
     """An encoder of which a protocol says what opens, fills and closes a block.
 
     blocks: all so far, the last one is open until `close`.
@@ -107,18 +106,6 @@ class BlockEncoder:
 
     def closed(self, block: Block) -> Events:
         """Return the events with which a block ends."""
-        raise NotImplementedError
-
-    def end(self) -> Events:
-        """Return what ends the stream well."""
-        raise NotImplementedError
-
-    def fail(self, error: OctavoError) -> Events:
-        """Return what ends the stream with an error."""
-        raise NotImplementedError
-
-    def whole(self) -> dict[str, Any]:
-        """Return the answer as far as it has come."""
         raise NotImplementedError
 
     def frame(self, event: Mapping[str, Any]) -> bytes:
