@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -36,10 +40,12 @@ from octavo.frontend.server.routes.responses import (
     show_response,
 )
 from octavo.frontend.server.routes.tokens import detokenize, tokenize
+from octavo.frontend.server.shelf import Choosing, Shelf
 from octavo.frontend.server.sse import RAW_SEND
 from octavo.frontend.service import TextService
 from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
+from octavo.protocol.output import EngineStats
 
 
 class _Application(Starlette):
@@ -51,7 +57,53 @@ class _Application(Starlette):
 
 def create_app(service: TextService, config: ServeConfig, *, model: str) -> Starlette:
     """Return the application that serves `service`. model: its name where the configuration gives none."""
-    names = config.served_model_name or (model,)
+    return _create(_context(service, config, config.served_model_name or (model,)), [])
+
+
+def create_library(
+    models: Mapping[str, Callable[[], Awaitable[TextService]]], config: ServeConfig, *, max_waiting: int = 0
+) -> tuple[Starlette, Shelf]:
+    """Return the application that serves several models, and what holds them.
+
+    models: what starts the engine of each, by name. max_waiting: requests that may wait for one to start; 0 is no limit.
+    """
+
+    async def load(name: str) -> ServerContext:
+        context = _context(await models[name](), config, (name,))
+        return dataclasses.replace(context, metrics=metrics[name], responses=every.responses)
+
+    def stats_of(name: str) -> EngineStats | None:
+        service = shelf.loaded(name)
+        return None if service is None else service.stats()
+
+    shelf = Shelf(list(models), load, most=config.max_loaded_models, max_waiting=max_waiting)
+    stats = {name: functools.partial(stats_of, name) for name in models}
+    metrics = {name: ServerMetrics(name, stats[name], names=config.metrics_names) for name in models}
+    every = _context(
+        cast(TextService, shelf), config, shelf.names
+    )  # What needs no model asks for no more than a shelf has.
+    every.metrics.join(metrics.values())
+    return _create(every, [Middleware(Choosing, shelf=shelf, limit=config.max_body_bytes)]), shelf
+
+
+def _context(service: TextService, config: ServeConfig, names: tuple[str, ...]) -> ServerContext:
+    return ServerContext(
+        service=service,
+        config=config,
+        model_names=names,
+        metrics=ServerMetrics(names[0], service.stats, names=config.metrics_names),
+        speech=Speech(
+            service.tokenizer,
+            service.chat_template,
+            calls=config.tool_call_parser,
+            reasoning=config.reasoning_parser,
+        ),
+        created=int(time.time()),
+    )
+
+
+def _create(context: ServerContext, inner: list[Middleware]) -> Starlette:
+    """Return the application. inner: what stands between keys and routes."""
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -86,21 +138,9 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
         ClientGoneError: _on_client_gone,
         Exception: on_defect,
     }
-    app = _Application(routes=routes, exception_handlers=handlers, middleware=_middleware(config))
+    app = _Application(routes=routes, exception_handlers=handlers, middleware=[*_middleware(context.config), *inner])
     app.router.redirect_slashes = False
-    app.state.context = ServerContext(
-        service=service,
-        config=config,
-        model_names=names,
-        metrics=ServerMetrics(names[0], service.stats, names=config.metrics_names),
-        speech=Speech(
-            service.tokenizer,
-            service.chat_template,
-            calls=config.tool_call_parser,
-            reasoning=config.reasoning_parser,
-        ),
-        created=int(time.time()),
-    )
+    app.state.context = context
     return app
 
 

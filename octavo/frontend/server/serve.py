@@ -17,7 +17,7 @@ import socket
 import ssl
 from collections.abc import Generator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,7 +26,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
 from octavo.config.serve import ServeConfig
 from octavo.frontend.server.activity import Activity, log_activity
-from octavo.frontend.service import TextService
+from octavo.protocol.output import EngineStats
 
 _logger = get_logger(__name__)
 _BACKLOG = 2048
@@ -95,7 +95,24 @@ def url_of(taken: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def serve_http(app: Starlette, service: TextService, config: ServeConfig, taken: socket.socket) -> int:
+class Served(Protocol):
+    """What is asked of the models behind the application."""
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        ...
+
+    def stats(self) -> EngineStats | None:
+        """Return the engine's gauges and totals."""
+        ...
+
+    async def drain(self, timeout: float) -> bool:
+        """Refuse new requests and let running ones finish; False if any was aborted."""
+        ...
+
+
+async def serve_http(app: Starlette, service: Served, config: ServeConfig, taken: socket.socket) -> int:
     """Serve until a signal; return the exit status: 0 after an orderly end, 1 if a second signal cut it short."""
     server = _Server(_uvicorn_config(app, config))
     loop = asyncio.get_running_loop()
@@ -156,7 +173,7 @@ def _http_protocol() -> Literal["h11"] | type[asyncio.Protocol]:
     return LimitedHttpProtocol
 
 
-async def _drain(server: uvicorn.Server, service: TextService, timeout: float) -> None:
+async def _drain(server: uvicorn.Server, service: Served, timeout: float) -> None:
     _logger.info("shutting down: %d running requests have %g seconds", service.num_open, timeout)
     if not await service.drain(timeout):
         _logger.warning("requests that did not finish in time were aborted")
