@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octavo.config import flags
-from octavo.observe import metrics
-from tools import public_api, sampling_fields, vllm_flags
+from tools import flags_page, metrics_page, public_api, sampling_fields, vllm_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = {
-    "flags.md": flags.render_markdown,
-    "metrics.md": metrics.render_markdown,
+    "flags.md": flags_page.render_markdown,
+    "metrics.md": metrics_page.render_markdown,
     "sampling-fields.md": sampling_fields.render_markdown,
     "vllm-flags.md": vllm_flags.render_markdown,
 }

@@ -20,32 +20,58 @@ from starlette.types import Receive, Scope, Send
 from octavo.base.env import read_env
 from octavo.base.errors import OctavoError
 from octavo.config.serve import ServeConfig
+from octavo.frontend.server import health
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import ClientGoneError
 from octavo.frontend.server.errors import on_defect, on_http_error, on_octavo_error
-from octavo.frontend.server.health import health, load, metrics, version
 from octavo.frontend.server.keys import ApiKeys
-from octavo.frontend.server.routes import ollama
-from octavo.frontend.server.routes.admin import reset_prefix_cache, stats
-from octavo.frontend.server.routes.anthropic import count_tokens, messages
-from octavo.frontend.server.routes.chat import chat_completions
-from octavo.frontend.server.routes.completions import completions
-from octavo.frontend.server.routes.generate import generate
-from octavo.frontend.server.routes.models import list_models, show_model
-from octavo.frontend.server.routes.pages import playground
-from octavo.frontend.server.routes.responses import (
-    cancel_response,
-    create_response,
-    delete_response,
-    show_response,
+from octavo.frontend.server.routes import (
+    admin,
+    anthropic,
+    chat,
+    completions,
+    generate,
+    models,
+    ollama,
+    pages,
+    responses,
+    tokens,
 )
-from octavo.frontend.server.routes.tokens import detokenize, tokenize
 from octavo.frontend.server.shelf import Choosing, Shelf
 from octavo.frontend.server.sse import RAW_SEND
 from octavo.frontend.service import TextService
 from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
 from octavo.protocol.output import EngineStats
+
+_ROUTES: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
+    ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/chat/completions", chat.chat_completions),
+    ("POST", "/v1/messages", anthropic.messages),
+    ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
+    ("POST", "/v1/responses", responses.create_response),
+    ("GET", "/v1/responses/{id}", responses.show_response),
+    ("DELETE", "/v1/responses/{id}", responses.delete_response),
+    ("POST", "/v1/responses/{id}/cancel", responses.cancel_response),
+    ("POST", "/api/chat", ollama.chat),
+    ("POST", "/api/generate", ollama.generate),
+    ("GET", "/api/tags", ollama.list_tags),
+    ("POST", "/api/show", ollama.show),
+    ("GET", "/api/version", health.version),
+    ("POST", "/inference/v1/generate", generate.generate),
+    ("GET", "/v1/models", models.list_models),
+    ("GET", "/v1/models/{model:path}", models.show_model),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
+    ("GET", "/health", health.health),
+    ("GET POST", "/ping", health.health),
+    ("GET", "/load", health.load),
+    ("GET", "/version", health.version),
+    ("GET", "/metrics", health.metrics),
+    ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
+    ("GET", "/stats", admin.stats),
+    ("GET", "/", pages.playground),
+)
 
 
 class _Application(Starlette):
@@ -104,41 +130,17 @@ def _context(service: TextService, config: ServeConfig, names: tuple[str, ...]) 
 
 def _create(context: ServerContext, inner: list[Middleware]) -> Starlette:
     """Return the application. inner: what stands between keys and routes."""
-    routes = [
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-        Route("/v1/messages", messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
-        Route("/v1/responses", create_response, methods=["POST"]),
-        Route("/v1/responses/{id}", show_response, methods=["GET"]),
-        Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
-        Route("/v1/responses/{id}/cancel", cancel_response, methods=["POST"]),
-        Route("/api/chat", ollama.chat, methods=["POST"]),
-        Route("/api/generate", ollama.generate, methods=["POST"]),
-        Route("/api/tags", ollama.list_tags, methods=["GET"]),
-        Route("/api/show", ollama.show, methods=["POST"]),
-        Route("/api/version", version, methods=["GET"]),
-        Route("/inference/v1/generate", generate, methods=["POST"]),
-        Route("/v1/models", list_models, methods=["GET"]),
-        Route("/v1/models/{model:path}", show_model, methods=["GET"]),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/health", health, methods=["GET"]),
-        Route("/ping", health, methods=["GET", "POST"]),
-        Route("/load", load, methods=["GET"]),
-        Route("/version", version, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
-        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
-        Route("/stats", stats, methods=["GET"]),
-        Route("/", playground, methods=["GET"]),
-    ]
     handlers = {
         OctavoError: on_octavo_error,
         HTTPException: on_http_error,
         ClientGoneError: _on_client_gone,
         Exception: on_defect,
     }
-    app = _Application(routes=routes, exception_handlers=handlers, middleware=[*_middleware(context.config), *inner])
+    app = _Application(
+        routes=[Route(path, answer, methods=methods.split()) for methods, path, answer in _ROUTES],
+        exception_handlers=handlers,
+        middleware=[*_middleware(context.config), *inner],
+    )
     app.router.redirect_slashes = False
     app.state.context = context
     return app

@@ -17,7 +17,7 @@ import socket
 import ssl
 from collections.abc import Generator
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,7 +26,8 @@ from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
 from octavo.config.serve import ServeConfig
 from octavo.frontend.server.activity import Activity, log_activity
-from octavo.protocol.output import EngineStats
+from octavo.frontend.server.shelf import Shelf
+from octavo.frontend.service import TextService
 
 _logger = get_logger(__name__)
 _BACKLOG = 2048
@@ -95,24 +96,7 @@ def url_of(taken: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-class Served(Protocol):
-    """What is asked of the models behind the application."""
-
-    @property
-    def num_open(self) -> int:
-        """Requests that have not ended."""
-        ...
-
-    def stats(self) -> EngineStats | None:
-        """Return the engine's gauges and totals."""
-        ...
-
-    async def drain(self, timeout: float) -> bool:
-        """Refuse new requests and let running ones finish; False if any was aborted."""
-        ...
-
-
-async def serve_http(app: Starlette, service: Served, config: ServeConfig, taken: socket.socket) -> int:
+async def serve_http(app: Starlette, service: TextService | Shelf, config: ServeConfig, taken: socket.socket) -> int:
     """Serve until a signal; return the exit status: 0 after an orderly end, 1 if a second signal cut it short."""
     server = _Server(_uvicorn_config(app, config))
     loop = asyncio.get_running_loop()
@@ -173,7 +157,7 @@ def _http_protocol() -> Literal["h11"] | type[asyncio.Protocol]:
     return LimitedHttpProtocol
 
 
-async def _drain(server: uvicorn.Server, service: Served, timeout: float) -> None:
+async def _drain(server: uvicorn.Server, service: TextService | Shelf, timeout: float) -> None:
     _logger.info("shutting down: %d running requests have %g seconds", service.num_open, timeout)
     if not await service.drain(timeout):
         _logger.warning("requests that did not finish in time were aborted")

@@ -48,9 +48,8 @@ class Shelf:
     may wait for an engine to start; 0 is no limit.
     """
 
-    max_model_len = None
-    tokenizer = None
-    chat_template = None
+    max_model_len = tokenizer = chat_template = None
+    healthy = True  # An engine that died is started again by the next request for it.
 
     def __init__(
         self, names: Sequence[str], load: Callable[[str], Awaitable[ServerContext]], *, most: int, max_waiting: int = 0
@@ -63,11 +62,6 @@ class Shelf:
         self._num_waiting = self._num_calls = 0
         self._books: dict[str, _Book] = {}  # The one used last is the last.
         self._lock = asyncio.Lock()
-
-    @property
-    def healthy(self) -> bool:
-        """Whether requests are taken: an engine that died is started again by the next one for it."""
-        return True
 
     @property
     def num_open(self) -> int:

@@ -19,13 +19,13 @@ from octavo.config.flags import (
     engine_config,
     flags_of,
     given_options,
-    render_markdown,
     serve_config,
 )
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 from octavo.config.serve import ServeConfig
+from tools.flags_page import render_markdown
 
 
 def _parser() -> FlagParser:
