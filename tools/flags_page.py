@@ -1,35 +1,18 @@
-"""The page docs/flags.md: every flag of `octavo serve`, one table per concern."""
+"""The page docs/flags.md: every flag of `octavo serve`, from the option records."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from octavo.config.cache import CacheConfig
-from octavo.config.device import DeviceConfig
 from octavo.config.engine import ALIASES
-from octavo.config.flags import flags_of
-from octavo.config.model import ModelConfig
-from octavo.config.parallel import ParallelConfig
-from octavo.config.schedule import ScheduleConfig
-from octavo.config.serve import ServeConfig
-
-_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig, DeviceConfig, ServeConfig)
+from octavo.config.flags import ENGINE_RECORDS, SERVE_RECORDS, flags_of, spell, title_of
 
 
 def render_markdown() -> str:
     """Return the page docs/flags.md: every flag of `octavo serve`, one table per concern."""
     lines = ["# Flags of `octavo serve`", "", *_PREFACE, ""]
-    for record in _RECORDS:
-        lines += [
-            f"## {(record.__doc__ or '').splitlines()[0].rstrip('.')}",
-            "",
-            "| Flag | Value | Default | Range | Meaning |",
-            "|---|---|---|---|---|",
-        ]
+    for record in (*ENGINE_RECORDS, *SERVE_RECORDS):
+        lines += [f"## {title_of(record)}", "", "| Flag | Value | Default | Range | Meaning |", "|---|---|---|---|---|"]
         for flag in flags_of(record):
-            others = (
-                [flag.short] if flag.short else [f"--no-{flag.name.replace('_', '-')}"] if flag.kind is bool else []
-            )
+            others = [flag.short] if flag.short else [spell("no_" + flag.name)] if flag.kind is bool else []
             spelling = ", ".join(f"`{name}`" for name in (flag.spelling, *others))
             value = flag.value.replace("|", "\\|")
             row = [spelling, value, f"`{flag.default_text}`", flag.range_text, flag.meaning]

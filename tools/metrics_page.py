@@ -1,4 +1,4 @@
-"""The page docs/metrics.md: every metric, and those of vLLM's that are not given."""
+"""The page docs/metrics.md: every metric, and why some of vLLM's are not given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command-line flags and the flags page, both generated from the option records: a flag is one dataclass field.
+"""Command-line flags, generated from the option records: a flag is one dataclass field.
 
 `--max-model-len` and `--max_model_len` are the same flag. Whole numbers may end in k, m, g (1000s) or K, M, G, KiB,
 MiB, GiB (1024s); `auto` is the value of an option that was not given. Several values may also be a JSON list. A `--config`
@@ -28,8 +28,8 @@ from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 from octavo.config.serve import ServeConfig
 
-_ENGINE_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig, DeviceConfig)
-_SERVE_RECORDS: tuple[type[Any], ...] = (ServeConfig,)
+ENGINE_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig, DeviceConfig)
+SERVE_RECORDS: tuple[type[Any], ...] = (ServeConfig,)
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -66,7 +66,7 @@ class Flag:
     @property
     def spelling(self) -> str:
         """The flag with its dashes."""
-        return "--" + self.name.replace("_", "-")
+        return spell(self.name)
 
     @property
     def value(self) -> str:
@@ -99,7 +99,7 @@ class Flag:
 
 def own_flags() -> frozenset[str]:
     """Return the names of all options, the server's too."""
-    return frozenset(flag.name for flag in _all_flags((*_ENGINE_RECORDS, *_SERVE_RECORDS)))
+    return frozenset(flag.name for flag in _all_flags((*ENGINE_RECORDS, *SERVE_RECORDS)))
 
 
 def flags_of(record: type[Any]) -> tuple[Flag, ...]:
@@ -193,18 +193,18 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file of flags, such as `max-model-len: 8k`; flags go before it"
     )
-    _add(parser, _ENGINE_RECORDS)
+    _add(parser, ENGINE_RECORDS)
     _add_foreign(parser)
     for alias in ALIASES:
-        original = next(flag for flag in _all_flags(_ENGINE_RECORDS) if flag.name == ALIASES[alias])
+        original = next(flag for flag in _all_flags(ENGINE_RECORDS) if flag.name == ALIASES[alias])
         parser.add_argument(
-            _spell(alias), type=_reader(original), dest=original.name, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            spell(alias), type=_reader(original), dest=original.name, default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
 
 
 def add_serve_flags(parser: argparse.ArgumentParser, names: Sequence[str] | None = None) -> None:
     """Add the flags of ServeConfig, or those of these names."""
-    _add(parser, _SERVE_RECORDS, names)
+    _add(parser, SERVE_RECORDS, names)
 
 
 def engine_config(parsed: argparse.Namespace) -> EngineConfig:
@@ -214,22 +214,22 @@ def engine_config(parsed: argparse.Namespace) -> EngineConfig:
 
 def serve_config(parsed: argparse.Namespace) -> ServeConfig:
     """Return the server configuration of a parsed command line; raises ConfigError for a value out of range."""
-    return ServeConfig(**_given(parsed, _SERVE_RECORDS))
+    return ServeConfig(**_given(parsed, SERVE_RECORDS))
 
 
 def given_options(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the engine's options that were on the command line."""
-    return _given(parsed, _ENGINE_RECORDS)
+    return _given(parsed, ENGINE_RECORDS)
 
 
 def command_line(options: Mapping[str, Any]) -> list[str]:
     """Return the arguments that give these options: the inverse of parsing."""
-    known = {flag.name: flag for flag in _all_flags((*_ENGINE_RECORDS, *_SERVE_RECORDS))}
+    known = {flag.name: flag for flag in _all_flags((*ENGINE_RECORDS, *SERVE_RECORDS))}
     arguments: list[str] = []
     for name, value in options.items():
         flag = known[name]
         if flag.kind is bool:
-            arguments.append(flag.spelling if value else _spell("no_" + name))
+            arguments.append(flag.spelling if value else spell("no_" + name))
         elif flag.many:
             arguments += [flag.spelling, *(str(one) for one in value)]
         else:
@@ -237,12 +237,14 @@ def command_line(options: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _title(record: type[Any]) -> str:
+def title_of(record: type[Any]) -> str:
+    """Return what a record of options is about."""
     assert record.__doc__ is not None
     return record.__doc__.splitlines()[0].rstrip(".")
 
 
-def _spell(name: str) -> str:
+def spell(name: str) -> str:
+    """Return a name as a flag."""
     return "--" + name.replace("_", "-")
 
 
@@ -258,7 +260,7 @@ def _given(parsed: argparse.Namespace, records: Sequence[type[Any]]) -> dict[str
 
 def _add(parser: argparse.ArgumentParser, records: Sequence[type[Any]], names: Sequence[str] | None = None) -> None:
     for record in records:
-        group = parser.add_argument_group(_title(record))
+        group = parser.add_argument_group(title_of(record))
         for flag in flags_of(record):
             if names is None or flag.name in names:
                 _add_flag(group, flag)
@@ -317,9 +319,9 @@ def _add_foreign(parser: argparse.ArgumentParser) -> None:
     for row in FOREIGN.values():
         shorts = [short for short, name in SHORT.items() if name == row.name]
         # A command may have given a letter another meaning.
-        names = [_spell(row.name), *(short for short in shorts if short not in parser._option_string_actions)]
+        names = [spell(row.name), *(short for short in shorts if short not in parser._option_string_actions)]
         if row.takes == "nothing":
-            names.append(_spell("no_" + row.name))
+            names.append(spell("no_" + row.name))
         nargs: Any = {"nothing": 0, "one": None, "many": "+"}[row.takes]
         parser.add_argument(
             *names, dest=row.name, action=_Noted, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS
@@ -348,9 +350,9 @@ def file_arguments(path: str) -> list[str]:
         raise ConfigError(f"{path} must hold flags and their values, such as `max-model-len: 8k`", field="config")
     arguments: list[str] = []
     for name, value in given.items():
-        flag = _spell(str(name))
+        flag = spell(str(name))
         if isinstance(value, bool):
-            arguments.append(flag if value else _spell(f"no_{name}"))
+            arguments.append(flag if value else spell(f"no_{name}"))
         elif value is not None:
             arguments.append(f"{flag}={json.dumps(value) if isinstance(value, (dict, list)) else value}")
     return arguments
