@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -28,6 +28,7 @@ from octavo.engine.executor import Executor, WorkerReport
 from octavo.engine.kvcache.geometry import Geometry, solve
 from octavo.engine.process import RunningEngine
 from octavo.engine.spawn import EngineElsewhere, EngineProcess
+from octavo.engine.transport.cache_events import CacheEventPublisher
 from octavo.frontend.intake import Intake
 from octavo.frontend.service import TextService
 from octavo.frontend.text.chat import ChatTemplate
@@ -130,6 +131,7 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         logits_processors=config.model.logits_processors,
         logprobs_mode=config.model.logprobs_mode,
     )
+    events = config.cache.events and CacheEventPublisher(config.cache.events)
     timeout = config.parallel.distributed_timeout_seconds
     executor: Executor = InprocExecutor(spec) if spec.num_ranks == 1 else MultiprocExecutor(spec, timeout)
     try:
@@ -151,20 +153,23 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         depth=resolved.depth,
         identity=f"{checkpoint.path}:{resolved.dtype}",
     )
-    core = EngineCore(Scheduler(geometry, ready.num_pages, limits), executor)
+    scheduler = Scheduler(geometry, ready.num_pages, limits)
+    core = EngineCore(scheduler, executor, events and events.publish)
     stages.log()
-    return RunningEngine(core=core, ready=ready, shutdown=_spare_from_collection(executor.shutdown))
+    ends = (executor.shutdown, *((events.close,) if events else ()))
+    return RunningEngine(core=core, ready=ready, shutdown=_spare_from_collection(ends))
 
 
-def _spare_from_collection(shutdown: Callable[[], None]) -> Callable[[], None]:
-    """Let the garbage collector pass over all that is there now; returns `shutdown` with the end of this.
+def _spare_from_collection(ends: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """Let the garbage collector pass over all that is there now; returns what ends this too.
 
     A collection that looks at every object of the libraries takes 0.1 s, in which the device waits.
     """
     gc.freeze()
 
     def end() -> None:
-        shutdown()
+        for one in ends:
+            one()
         gc.unfreeze()
 
     return end

@@ -141,6 +141,7 @@ TESTS = {
     "enable-expert-parallel": "multi/test_answers.py::test_answers_equal_those_of_one_rank",
     "distributed-timeout-seconds": "multi/test_failures.py::test_a_rank_that_hangs_is_named",
     "block-size": "engine/test_geometry.py::test_little_is_wasted_on_shapes_that_people_run",
+    "kv-events-config": "engine/test_cache_events.py::test_frames_are_as_subscribers_expect_and_missed_ones_are_told_again",
     "mamba-block-size": "worker/test_hybrid.py::test_a_second_prompt_resumes_from_a_checkpoint",
     "gpu-memory-utilization": "worker/test_memory.py::test_an_accelerator_keeps_its_share_back",
     "device-memory-utilization": "host/cli/test_flags.py::test_the_model_with_its_flag_and_the_spellings_of_vllm",

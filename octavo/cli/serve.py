@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from octavo import launch
 from octavo.base.logging import get_logger
 from octavo.cli.fronts import run_fronts, serve_front
+from octavo.cli.several import serve_several
 from octavo.config.flags import (
     FlagParser,
     add_engine_flags,
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or Ctrl-C; return the exit status."""
     parser = FlagParser(prog="octavo serve", description="Serve a model over HTTP, with OpenAI's routes.")
     add_model(parser)
+    parser.add_argument("others", nargs="*", metavar="MODEL", help="further models, each loaded on its first use")
     add_engine_flags(parser)
     add_serve_flags(parser)
     parsed = parser.parse_args(arguments)
@@ -33,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
     if "model" not in given_options(parsed):
         # It may have been meant, and taken for one more value of the flag before it.
         _log.warning("no MODEL was given: serving the embedded one, demo")
+    if parsed.others:
+        return serve_several(engine, server, [engine.model.model, *parsed.others])
     taken = bind(server)
     process = launch.start_engine(engine, server.api_server_count)
     if server.api_server_count > 1:

@@ -163,7 +163,7 @@ _ROWS = (
     *_refuse("offload_backend", _OFFLOAD, harmless="auto"),
     *_refuse("offload_group_size offload_num_in_group offload_prefetch_step", _OFFLOAD, harmless="0 1"),
     *_refuse("cpu_offload_params offload_params", _OFFLOAD, "many"),
-    *_refuse("kv_transfer_config kv_events_config ec_transfer_config ec_manager_config", _LATER),
+    *_refuse("kv_transfer_config ec_transfer_config ec_manager_config", _LATER),
     # Images, sound, film.
     *_accept("language_model_only interleave_mm_strings skip_mm_profiling mm_device_do_normalize", _MEDIA, "nothing"),
     *_accept("limit_mm_per_prompt media_io_kwargs mm_processor_kwargs mm_processor_cache_gb", _MEDIA),

@@ -38,8 +38,9 @@ class ServeConfig:
     allow_credentials: bool = option(False, "such pages may send cookies and keys that the browser keeps")
     h11_max_incomplete_event_size: int = option(2**16, "most bytes of a request's headers", low=1024)
     served_model_name: tuple[str, ...] = option(
-        (), "names of the model in the API, the first is shown; its path if not given"
+        (), "names of the model in the API, the first is shown; of several models, one each; their paths if not given"
     )
+    max_loaded_models: int = option(1, "models that are loaded at once, where several are served", low=1)
     shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM", low=0.0)
     max_body_bytes: int = option(32 * 2**20, "largest request body", low=1024)
     max_logprobs: int = option(20, "alternatives per token that a request may ask for", low=0)

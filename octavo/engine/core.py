@@ -6,9 +6,11 @@ commits it. The caller owns the thread and the way to clients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import assert_never
 
 from octavo.engine.executor import Executor
+from octavo.engine.kvcache.blocks import CacheEvent
 from octavo.engine.schedule.scheduler import Scheduler
 from octavo.protocol.control import Control
 from octavo.protocol.output import EngineStats, TokenDelta
@@ -16,11 +18,20 @@ from octavo.protocol.request import Abort, FinishChoice, FrontMessage, Request
 
 
 class EngineCore:
-    """One engine: a scheduler, an executor, and up to `limits.depth` plans between them."""
+    """One engine: a scheduler, an executor, and up to `limits.depth` plans between them.
 
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+    tell: is given what the prefix cache published and forgot, after every step.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, tell: Callable[[list[CacheEvent]], None] | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._executor = executor
+        self._tell = tell
+        self._log: list[CacheEvent] = []
+        if tell is not None:
+            scheduler.state.allocator.pool.log = self._log
 
     @property
     def busy(self) -> bool:
@@ -51,6 +62,13 @@ class EngineCore:
 
         Raises EngineDeadError when the workers are gone. lockstep: see `Scheduler.plan`.
         """
+        delta = self._step(lockstep)
+        if self._tell is not None:
+            self._tell(self._log)
+            self._log.clear()
+        return delta
+
+    def _step(self, lockstep: int | None) -> TokenDelta | None:
         scheduler = self._scheduler
         plan = scheduler.plan(lockstep)
         if plan is not None:

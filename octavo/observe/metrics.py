@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,7 @@ class ServerMetrics(Collector):
         self._names = tuple(_PREFIXES) if names == "both" else (names,)
         self._folder: Path | None = None
         self._front = 0
+        self._joined: tuple[ServerMetrics, ...] = ()
         self._histograms = {name: Histogram(name, *described) for name, described in _HISTOGRAMS.items()}
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -139,6 +140,10 @@ class ServerMetrics(Collector):
     def share(self, folder: Path, front: int) -> None:
         """Count together with other fronts of the same engine: each leaves what it knows in a file, by `publish`."""
         self._folder, self._front = folder, front
+
+    def join(self, others: Iterable[ServerMetrics]) -> None:
+        """Show what others have counted, instead of anything of its own."""
+        self._joined = tuple(others)
 
     def publish(self) -> None:
         """Let other fronts know what was counted here."""
@@ -182,6 +187,11 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric as it stands now; called by the registry."""
+        if self._joined:
+            for first, *others in zip(*(one.collect() for one in self._joined), strict=True):
+                first.samples += [sample for family in others for sample in family.samples]
+                yield first
+            return
         stats = self._stats() or EngineStats()
         for name in self._names:
             page = _Page(f"{name}:", {"model_name": self._model_name, **_PREFIXES[name]})

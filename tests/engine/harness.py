@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import structs
 
 from octavo.engine.core import EngineCore
+from octavo.engine.kvcache.blocks import CacheEvent
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
 from octavo.engine.schedule.limits import ScheduleLimits
 from octavo.engine.schedule.scheduler import Scheduler
@@ -137,6 +138,7 @@ class Engine:
     reuse: bool = True
     source: Cache | None = None
     seed: int = 0
+    tell: Callable[[list[CacheEvent]], None] | None = None
     outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     vectors: dict[int, list[float]] = field(default_factory=dict)
     finishes: dict[tuple[int, int], Finish] = field(default_factory=dict)
@@ -157,7 +159,7 @@ class Engine:
         self.worker = FakeExecutor(
             self.geometry, self.num_pages, tokens_per_step=self.tokens_per_step, budget=self.budget, seed=self.seed
         )
-        self.core = EngineCore(self.scheduler, self.worker)
+        self.core = EngineCore(self.scheduler, self.worker, self.tell)
         self.starts: dict[tuple[int, int], int] = {}
 
     def step(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from octavo.engine.kvcache.blocks import BlockPool
+from octavo.engine.kvcache.blocks import MEDIUM, BlockPool, CacheEvent
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
 from octavo.engine.kvcache.prefix import block_name, chain_next, chain_root, longest_resume
 from octavo.protocol.arrays import Int32Array, rows32
@@ -232,7 +232,8 @@ class Allocator:
                 for index in range(holding.published[g], min(len(held), num_computed // group.block)):
                     if held[index] >= 0:
                         digest = holding.chain[(index + 1) * group.block // unit - 1]
-                        self.pool.publish(held[index], block_name(g, digest))
+                        if self.pool.publish(held[index], block_name(g, digest)) and self.pool.log is not None:
+                            self.pool.log.append(self._stored(holding, g, index, tokens))
                         if group.is_state:
                             self.pool.release(held[index], plan)
                             held[index] = -1
@@ -302,6 +303,14 @@ class Allocator:
         for index in range(len(chain), num_tokens // unit):
             parent = chain_next(parent, tokens[index * unit : (index + 1) * unit].tobytes())
             chain.append(parent)
+
+    def _stored(self, holding: Holding, g: int, index: int, tokens: Int32Array) -> CacheEvent:
+        block = self.geometry.groups[g].block
+        ends = [end * block // self.geometry.hash_unit - 1 for end in (index, index + 1)]
+        parent = holding.chain[ends[0]] if index else None
+        ids = tokens[index * block : (index + 1) * block].tolist()
+        # Without adapters: of those, id, name and further keys are None.
+        return "BlockStored", [holding.chain[ends[1]]], parent, ids, block, None, MEDIUM, None, None, g
 
     def _find(self, holding: Holding, g: int, index: int) -> int | None:
         end = (index + 1) * self.geometry.groups[g].block // self.geometry.hash_unit

@@ -8,13 +8,20 @@ At all times free + cached + used + pending = all pages.
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
+
+# What is published or forgotten: its name and fields, as `octavo.engine.transport.cache_events` sends them.
+CacheEvent = tuple[Any, ...]
+# What the first tier is called there, on any device.
+MEDIUM = "GPU"
 
 
 class BlockPool:
-    """Reference counts, the free list, and cached blocks in order of last use."""
+    """Reference counts, the free list, and cached blocks in order of last use. log: what can be found no more, if asked for."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
+        self.log: list[CacheEvent] | None = None
         self._free = list(range(num_pages - 1, -1, -1))
         self._pages: list[tuple[int, ...]] = [()] * num_pages
         self._references = [0] * num_pages
@@ -87,12 +94,14 @@ class BlockPool:
             self._pending_plan[block] = plan
             self.pending_pages += len(self._pages[block])
 
-    def publish(self, block: int, name: bytes) -> None:
-        """Let a held block be found under `name`; the first block of a name keeps it."""
+    def publish(self, block: int, name: bytes) -> bool:
+        """Let a held block be found under `name`; the first block of a name keeps it, and False is returned for others."""
         assert self._references[block] > 0
-        if self._names[block] is None and name not in self._found:
-            self._found[name] = block
-            self._names[block] = name
+        if self._names[block] is not None or name in self._found:
+            return False
+        self._found[name] = block
+        self._names[block] = name
+        return True
 
     def plan_done(self, plan: int) -> None:
         """Every plan up to `plan` is done: blocks that waited for it become cached or free."""
@@ -116,10 +125,14 @@ class BlockPool:
         for block in self._found.values():
             self._names[block] = None
         self._found.clear()
+        if self.log is not None:
+            self.log.append(("AllBlocksCleared",))
 
     def _forget(self, block: int) -> None:
         name = self._names[block]
         assert name is not None
+        if self.log is not None:
+            self.log.append(("BlockRemoved", [name[:-1]], MEDIUM, name[-1]))
         del self._cached[block]
         del self._found[name]
         self._names[block] = None

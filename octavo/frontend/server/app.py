@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,30 +20,58 @@ from starlette.types import Receive, Scope, Send
 from octavo.base.env import read_env
 from octavo.base.errors import OctavoError
 from octavo.config.serve import ServeConfig
+from octavo.frontend.server import health
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import ClientGoneError
 from octavo.frontend.server.errors import on_defect, on_http_error, on_octavo_error
-from octavo.frontend.server.health import health, load, metrics, version
 from octavo.frontend.server.keys import ApiKeys
-from octavo.frontend.server.routes import ollama
-from octavo.frontend.server.routes.admin import reset_prefix_cache, stats
-from octavo.frontend.server.routes.anthropic import count_tokens, messages
-from octavo.frontend.server.routes.chat import chat_completions
-from octavo.frontend.server.routes.completions import completions
-from octavo.frontend.server.routes.generate import generate
-from octavo.frontend.server.routes.models import list_models, show_model
-from octavo.frontend.server.routes.pages import playground
-from octavo.frontend.server.routes.responses import (
-    cancel_response,
-    create_response,
-    delete_response,
-    show_response,
+from octavo.frontend.server.routes import (
+    admin,
+    anthropic,
+    chat,
+    completions,
+    generate,
+    models,
+    ollama,
+    pages,
+    responses,
+    tokens,
 )
-from octavo.frontend.server.routes.tokens import detokenize, tokenize
+from octavo.frontend.server.shelf import Choosing, Shelf
 from octavo.frontend.server.sse import RAW_SEND
 from octavo.frontend.service import TextService
 from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
+from octavo.protocol.output import EngineStats
+
+_ROUTES: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
+    ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/chat/completions", chat.chat_completions),
+    ("POST", "/v1/messages", anthropic.messages),
+    ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
+    ("POST", "/v1/responses", responses.create_response),
+    ("GET", "/v1/responses/{id}", responses.show_response),
+    ("DELETE", "/v1/responses/{id}", responses.delete_response),
+    ("POST", "/v1/responses/{id}/cancel", responses.cancel_response),
+    ("POST", "/api/chat", ollama.chat),
+    ("POST", "/api/generate", ollama.generate),
+    ("GET", "/api/tags", ollama.list_tags),
+    ("POST", "/api/show", ollama.show),
+    ("GET", "/api/version", health.version),
+    ("POST", "/inference/v1/generate", generate.generate),
+    ("GET", "/v1/models", models.list_models),
+    ("GET", "/v1/models/{model:path}", models.show_model),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
+    ("GET", "/health", health.health),
+    ("GET POST", "/ping", health.health),
+    ("GET", "/load", health.load),
+    ("GET", "/version", health.version),
+    ("GET", "/metrics", health.metrics),
+    ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
+    ("GET", "/stats", admin.stats),
+    ("GET", "/", pages.playground),
+)
 
 
 class _Application(Starlette):
@@ -51,44 +83,37 @@ class _Application(Starlette):
 
 def create_app(service: TextService, config: ServeConfig, *, model: str) -> Starlette:
     """Return the application that serves `service`. model: its name where the configuration gives none."""
-    names = config.served_model_name or (model,)
-    routes = [
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-        Route("/v1/messages", messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
-        Route("/v1/responses", create_response, methods=["POST"]),
-        Route("/v1/responses/{id}", show_response, methods=["GET"]),
-        Route("/v1/responses/{id}", delete_response, methods=["DELETE"]),
-        Route("/v1/responses/{id}/cancel", cancel_response, methods=["POST"]),
-        Route("/api/chat", ollama.chat, methods=["POST"]),
-        Route("/api/generate", ollama.generate, methods=["POST"]),
-        Route("/api/tags", ollama.list_tags, methods=["GET"]),
-        Route("/api/show", ollama.show, methods=["POST"]),
-        Route("/api/version", version, methods=["GET"]),
-        Route("/inference/v1/generate", generate, methods=["POST"]),
-        Route("/v1/models", list_models, methods=["GET"]),
-        Route("/v1/models/{model:path}", show_model, methods=["GET"]),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/health", health, methods=["GET"]),
-        Route("/ping", health, methods=["GET", "POST"]),
-        Route("/load", load, methods=["GET"]),
-        Route("/version", version, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
-        Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
-        Route("/stats", stats, methods=["GET"]),
-        Route("/", playground, methods=["GET"]),
-    ]
-    handlers = {
-        OctavoError: on_octavo_error,
-        HTTPException: on_http_error,
-        ClientGoneError: _on_client_gone,
-        Exception: on_defect,
-    }
-    app = _Application(routes=routes, exception_handlers=handlers, middleware=_middleware(config))
-    app.router.redirect_slashes = False
-    app.state.context = ServerContext(
+    return _create(_context(service, config, config.served_model_name or (model,)), [])
+
+
+def create_library(
+    models: Mapping[str, Callable[[], Awaitable[TextService]]], config: ServeConfig, *, max_waiting: int = 0
+) -> tuple[Starlette, Shelf]:
+    """Return the application that serves several models, and what holds them.
+
+    models: what starts the engine of each, by name. max_waiting: requests that may wait for one to start; 0 is no limit.
+    """
+
+    async def load(name: str) -> ServerContext:
+        context = _context(await models[name](), config, (name,))
+        return dataclasses.replace(context, metrics=metrics[name], responses=every.responses)
+
+    def stats_of(name: str) -> EngineStats | None:
+        service = shelf.loaded(name)
+        return None if service is None else service.stats()
+
+    shelf = Shelf(list(models), load, most=config.max_loaded_models, max_waiting=max_waiting)
+    stats = {name: functools.partial(stats_of, name) for name in models}
+    metrics = {name: ServerMetrics(name, stats[name], names=config.metrics_names) for name in models}
+    every = _context(
+        cast(TextService, shelf), config, shelf.names
+    )  # What needs no model asks for no more than a shelf has.
+    every.metrics.join(metrics.values())
+    return _create(every, [Middleware(Choosing, shelf=shelf, limit=config.max_body_bytes)]), shelf
+
+
+def _context(service: TextService, config: ServeConfig, names: tuple[str, ...]) -> ServerContext:
+    return ServerContext(
         service=service,
         config=config,
         model_names=names,
@@ -101,6 +126,23 @@ def create_app(service: TextService, config: ServeConfig, *, model: str) -> Star
         ),
         created=int(time.time()),
     )
+
+
+def _create(context: ServerContext, inner: list[Middleware]) -> Starlette:
+    """Return the application. inner: what stands between keys and routes."""
+    handlers = {
+        OctavoError: on_octavo_error,
+        HTTPException: on_http_error,
+        ClientGoneError: _on_client_gone,
+        Exception: on_defect,
+    }
+    app = _Application(
+        routes=[Route(path, answer, methods=methods.split()) for methods, path, answer in _ROUTES],
+        exception_handlers=handlers,
+        middleware=[*_middleware(context.config), *inner],
+    )
+    app.router.redirect_slashes = False
+    app.state.context = context
     return app
 
 

@@ -13,6 +13,9 @@ from octavo.frontend.service import TextService
 from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
 
+# In a request's scope: its context, where there are several models.
+CONTEXT = "octavo.context"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
@@ -38,6 +41,6 @@ class ServerContext:
 
 
 def context_of(request: Request) -> ServerContext:
-    """Return the server's context."""
-    context: ServerContext = request.app.state.context
+    """Return the context of the request's model; with several models and none named, that of them all."""
+    context: ServerContext = request.scope.get(CONTEXT) or request.app.state.context
     return context

@@ -26,6 +26,7 @@ from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
 from octavo.config.serve import ServeConfig
 from octavo.frontend.server.activity import Activity, log_activity
+from octavo.frontend.server.shelf import Shelf
 from octavo.frontend.service import TextService
 
 _logger = get_logger(__name__)
@@ -95,7 +96,7 @@ def url_of(taken: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def serve_http(app: Starlette, service: TextService, config: ServeConfig, taken: socket.socket) -> int:
+async def serve_http(app: Starlette, service: TextService | Shelf, config: ServeConfig, taken: socket.socket) -> int:
     """Serve until a signal; return the exit status: 0 after an orderly end, 1 if a second signal cut it short."""
     server = _Server(_uvicorn_config(app, config))
     loop = asyncio.get_running_loop()
@@ -156,7 +157,7 @@ def _http_protocol() -> Literal["h11"] | type[asyncio.Protocol]:
     return LimitedHttpProtocol
 
 
-async def _drain(server: uvicorn.Server, service: TextService, timeout: float) -> None:
+async def _drain(server: uvicorn.Server, service: TextService | Shelf, timeout: float) -> None:
     _logger.info("shutting down: %d running requests have %g seconds", service.num_open, timeout)
     if not await service.drain(timeout):
         _logger.warning("requests that did not finish in time were aborted")

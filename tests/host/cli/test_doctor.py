@@ -67,13 +67,13 @@ def test_secrets_stay_hidden(capsys: pytest.CaptureFixture[str], monkeypatch: py
     for name in known_variables():
         monkeypatch.setenv(name, "DEBUG")
     monkeypatch.setenv("OCTAVO_PLUGINS", "mine")
-    for name in ("HF_TOKEN", "OCTAVO_API_KEY"):
+    for name in ("HF_TOKEN", "OCTAVO_API_KEY", "OCTAVO_ADMIN_API_KEY"):
         monkeypatch.setenv(name, "swordfish")
     assert doctor.main([]) == 0
     text = capsys.readouterr().out
     assert "swordfish" not in text
-    assert text.count("(hidden)") == 2
-    assert "  OCTAVO_PLUGINS    mine\n" in text
+    assert text.count("(hidden)") == 3
+    assert "  OCTAVO_PLUGINS        mine\n" in text
     assert text.startswith("```text\n[octavo]\n")
     assert text.endswith("[problems]\n  none\n```\n")
 

@@ -1,0 +1,194 @@
+"""Several models behind one server: each is loaded when it is first asked for, and the one unused for longest makes room.
+
+Every model has an engine of its own. One that has to go takes no new requests, finishes those it has, and ends; requests for
+it wait meanwhile, in the order in which they came, and bring it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.base.errors import InvalidRequestError, NotFoundError, OctavoError, QueueFullError, ShuttingDownError
+from octavo.base.logging import get_logger
+from octavo.frontend.server.body import decode_body, read_body
+from octavo.frontend.server.context import CONTEXT, ServerContext
+from octavo.frontend.server.errors import error_response, route_path
+from octavo.frontend.service import TextService
+from octavo.protocol.output import EngineStats
+
+# What is answered without a model; all else that is posted names one.
+_COMMON = ("/v1/responses/", "/ping", "/reset_prefix_cache")
+# What answers that are made in the background get to finish.
+_BACKGROUND_SECONDS = 60.0
+_log = get_logger(__name__)
+
+
+class _Named(msgspec.Struct, frozen=True):
+    model: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Book:
+    context: ServerContext
+    num_calls: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Shelf:
+    """The models of a server; stands where one model's service stands for all that needs no model.
+
+    load: starts a model's engine and returns what routes are given. most: engines that run at once. max_waiting: requests that
+    may wait for an engine to start; 0 is no limit.
+    """
+
+    max_model_len = tokenizer = chat_template = None
+    healthy = True  # An engine that died is started again by the next request for it.
+
+    def __init__(
+        self, names: Sequence[str], load: Callable[[str], Awaitable[ServerContext]], *, most: int, max_waiting: int = 0
+    ) -> None:
+        self.names = tuple(names)
+        self.draining = False
+        self._load = load
+        self._most = most
+        self._max_waiting = max_waiting
+        self._num_waiting = self._num_calls = 0
+        self._books: dict[str, _Book] = {}  # The one used last is the last.
+        self._lock = asyncio.Lock()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return self._num_waiting + self._num_calls
+
+    def loaded(self, name: str) -> TextService | None:
+        """Return the service of a model whose engine runs."""
+        return self._books[name].context.service if name in self._books else None
+
+    def stats(self) -> EngineStats:
+        """Return the sum of all engines that run."""
+        every = [msgspec.structs.asdict(found) for service in self._services() if (found := service.stats())]
+        return EngineStats(**{name: sum(one[name] for one in every) for name in EngineStats.__struct_fields__})
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget the cached prefixes of all engines that run."""
+        return all([await service.reset_prefix_cache() for service in self._services()])
+
+    async def drain(self, timeout: float) -> bool:
+        """Refuse new requests, let running ones finish for `timeout` seconds; True if none was aborted."""
+        self.draining = True
+        drained = await asyncio.gather(*(service.drain(timeout) for service in self._services()))
+        try:
+            async with asyncio.timeout(timeout), self._lock:  # Whoever makes room or loads is done then.
+                return all(drained)
+        except TimeoutError:
+            return False
+
+    async def close(self) -> None:
+        """End all engines."""
+        await asyncio.gather(*(service.close() for service in self._services()))
+
+    @contextlib.asynccontextmanager
+    async def use(self, name: str) -> AsyncGenerator[ServerContext]:
+        """Lend a model for one request. Raises what loading it raises, QueueFullError and ShuttingDownError."""
+        book = self._books.get(name)
+        if book is None or not book.context.service.healthy:
+            book = await self._fetch(name)
+        self._books[name] = self._books.pop(name)
+        self._num_calls += 1
+        book.num_calls += 1
+        book.idle.clear()
+        try:
+            yield book.context
+        finally:
+            self._num_calls -= 1
+            book.num_calls -= 1
+            if not book.num_calls:
+                book.idle.set()
+
+    async def _fetch(self, name: str) -> _Book:
+        if self._max_waiting and self._num_waiting >= self._max_waiting:
+            raise QueueFullError(f"{self._max_waiting} requests wait for a model already; try again later")
+        self._num_waiting += 1
+        try:
+            async with self._lock:
+                book = self._books.get(name)
+                if book is not None and not book.context.service.healthy:
+                    await self._return(name)
+                    book = None
+                if book is None:
+                    while len(self._books) >= self._most:
+                        await self._return(next(iter(self._books)))
+                    if self.draining:
+                        raise ShuttingDownError("the server is shutting down and takes no new requests")
+                    _log.info("loading %s", name)
+                    book = _Book(context=await self._load(name))
+                    book.idle.set()
+                    self._books[name] = book
+                return book
+        finally:
+            self._num_waiting -= 1
+
+    async def _return(self, name: str) -> None:
+        """End a model's engine, once the requests that it has are done."""
+        book = self._books.pop(name)
+        await book.idle.wait()
+        await book.context.service.drain(_BACKGROUND_SECONDS)
+        _log.info("unloading %s", name)
+        await book.context.service.close()
+
+    def _services(self) -> list[TextService]:
+        return [book.context.service for book in self._books.values()]
+
+
+class Choosing:
+    """ASGI middleware: gives a request the context of the model that its body names."""
+
+    def __init__(self, app: ASGIApp, shelf: Shelf, limit: int) -> None:
+        self._app = app
+        self._shelf = shelf
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, or with an error for a model that is not there."""
+        if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope).startswith(_COMMON):
+            await self._app(scope, receive, send)
+            return
+        try:
+            data = await read_body(Request(scope, receive), self._limit)
+            async with self._shelf.use(self._asked(data)) as context:
+                scope[CONTEXT] = context
+                await self._app(scope, _again(data, receive), send)
+        except OctavoError as error:
+            await error_response(error, route_path(scope))(scope, receive, send)
+
+    def _asked(self, data: bytes) -> str:
+        name = decode_body(_decoder, data).model
+        known = f"served here: {', '.join(self._shelf.names)}"
+        if name is None:
+            raise InvalidRequestError(f"model is required, as there are several; {known}", field="model")
+        # Clients of Ollama's may add it.
+        name = name.removesuffix(":latest") if name not in self._shelf.names else name
+        if name not in self._shelf.names:
+            raise NotFoundError(f"the model {name!r} does not exist; {known}", field="model")
+        return name
+
+
+def _again(data: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body that was read before."""
+    left: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def next_message() -> Message:
+        return left.pop() if left else await receive()
+
+    return next_message
+
+
+_decoder = msgspec.json.Decoder(_Named)
