@@ -84,13 +84,15 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 _PREFIXES: dict[str, dict[str, str]] = {"octavo": {}, "vllm": {"engine": "0"}}
 
 
-class _Totals(msgspec.Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    cached_tokens: int
-    generation_tokens: int
-    rejected: int
-    finished: dict[FinishReason, int]
-    histograms: dict[str, tuple[list[int], float]]
+class _Totals(msgspec.Struct, kw_only=True):
+    """What one front has counted. histograms: their states, where they are told to others."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    rejected: int = 0
+    finished: dict[FinishReason, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
+    histograms: dict[str, tuple[list[int], float]] = {}
 
 
 class ServerMetrics(Collector):
@@ -108,11 +110,7 @@ class ServerMetrics(Collector):
         self._front = 0
         self._joined: tuple[ServerMetrics, ...] = ()
         self._histograms = {name: Histogram(name, *described) for name, described in _HISTOGRAMS.items()}
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
-        self._generation_tokens = 0
-        self._rejected = 0
-        self._finished = dict.fromkeys(_REASONS, 0)
+        self._totals = _Totals()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -122,20 +120,20 @@ class ServerMetrics(Collector):
 
     def count_prompt(self, num_tokens: int, num_cached: int) -> None:
         """Count a prompt whose output began. num_cached: tokens of it that were found in the cache."""
-        self._prompt_tokens += num_tokens
-        self._cached_tokens += num_cached
+        self._totals.prompt_tokens += num_tokens
+        self._totals.cached_tokens += num_cached
 
     def count_rejected(self) -> None:
         """Count a request that the full queue did not take."""
-        self._rejected += 1
+        self._totals.rejected += 1
 
     def count_generated(self, num_tokens: int) -> None:
         """Count tokens handed out."""
-        self._generation_tokens += num_tokens
+        self._totals.generation_tokens += num_tokens
 
     def count_finish(self, reason: FinishReason, times: int = 1) -> None:
         """Count choices that ended."""
-        self._finished[reason] += times
+        self._totals.finished[reason] += times
 
     def share(self, folder: Path, front: int) -> None:
         """Count together with other fronts of the same engine: each leaves what it knows in a file, by `publish`."""
@@ -151,7 +149,9 @@ class ServerMetrics(Collector):
             return
         path = self._folder / f"metrics-{self._front}"
         with contextlib.suppress(FileNotFoundError):  # The folder goes when the engine has ended.
-            path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(self._totals()))
+            states = {name: one.state for name, one in self._histograms.items()}
+            told = msgspec.structs.replace(self._totals, histograms=states)
+            path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(told))
             path.with_suffix(".new").rename(path)
 
     def render(self) -> bytes:
@@ -165,23 +165,13 @@ class ServerMetrics(Collector):
             every._add(msgspec.msgpack.decode(path.read_bytes(), type=_Totals))
         return generate_latest(every._registry)
 
-    def _totals(self) -> _Totals:
-        return _Totals(
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            generation_tokens=self._generation_tokens,
-            rejected=self._rejected,
-            finished=self._finished,
-            histograms={name: one.state for name, one in self._histograms.items()},
-        )
-
     def _add(self, totals: _Totals) -> None:
-        self._prompt_tokens += totals.prompt_tokens
-        self._cached_tokens += totals.cached_tokens
-        self._generation_tokens += totals.generation_tokens
-        self._rejected += totals.rejected
+        self._totals.prompt_tokens += totals.prompt_tokens
+        self._totals.cached_tokens += totals.cached_tokens
+        self._totals.generation_tokens += totals.generation_tokens
+        self._totals.rejected += totals.rejected
         for reason, count in totals.finished.items():
-            self._finished[reason] += count
+            self._totals.finished[reason] += count
         for name, state in totals.histograms.items():
             self._histograms[name].add(state)
 
@@ -202,14 +192,15 @@ class ServerMetrics(Collector):
                 yield histogram.family(page.prefix, page.labels)
 
     def _front_totals(self, page: _Page) -> Iterator[Metric]:
-        cached, computed = self._cached_tokens, self._prompt_tokens - self._cached_tokens
-        yield page.counter("prompt_tokens", "Prompt tokens of requests whose output began.", self._prompt_tokens)
+        totals = self._totals
+        cached, computed = totals.cached_tokens, totals.prompt_tokens - totals.cached_tokens
+        yield page.counter("prompt_tokens", "Prompt tokens of requests whose output began.", totals.prompt_tokens)
         yield page.counter("prompt_tokens_cached", "Those of them that were found in the cache.", cached)
         sources = {"local_compute": computed, "local_cache_hit": cached}
         yield page.counters("prompt_tokens_by_source", "Prompt tokens, by where they came from.", "source", sources)
-        yield page.counter("generation_tokens", "Tokens handed out to clients.", self._generation_tokens)
-        yield page.counters("request_success", "Choices that ended, by reason.", "finished_reason", self._finished)
-        rejected = {"queue_full": self._rejected}
+        yield page.counter("generation_tokens", "Tokens handed out to clients.", totals.generation_tokens)
+        yield page.counters("request_success", "Choices that ended, by reason.", "finished_reason", totals.finished)
+        rejected = {"queue_full": totals.rejected}
         yield page.counters("admission_rejections", "Requests that were not taken.", "reason", rejected)
 
 
