@@ -76,11 +76,11 @@ _ROWS: Final = {
         eos_token_id=32000,
     ),
     "Gemma2ForCausalLM": _row(
-        "gemma2", "gemma2", max_position_embeddings=8192, rms_norm_eps=1e-6, num_key_value_heads=4, head_dim=256,
+        "gemma", "gemma2", max_position_embeddings=8192, rms_norm_eps=1e-6, num_key_value_heads=4, head_dim=256,
         sliding_window=4096, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, eos_token_id=1,
     ),
     "Gemma3ForCausalLM": _row(
-        "gemma3", "gemma3_text", vocab_size=262208, max_position_embeddings=131072, rms_norm_eps=1e-6,
+        "gemma", "gemma3_text", vocab_size=262208, max_position_embeddings=131072, rms_norm_eps=1e-6,
         num_attention_heads=8, num_key_value_heads=4, head_dim=256, sliding_window=4096, rope_theta=1e6,
         rope_local_base_freq=1e4, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, eos_token_id=1,
     ),
