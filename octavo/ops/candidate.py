@@ -50,16 +50,8 @@ class Op:
     candidates: tuple[Candidate, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What was chosen for an op, and in words why."""
-
-    candidate: Candidate
-    reason: str
-
-
-def choose(op: Op, facts: DeviceFacts, dtype: str, forced: str | None = None) -> Choice:
-    """Return the first candidate that fits; raises ConfigError if the forced one is unknown or does not."""
+def choose(op: Op, facts: DeviceFacts, dtype: str, forced: str | None = None) -> tuple[Candidate, str]:
+    """Return the first candidate that fits, and in words why it was chosen; raises ConfigError if the forced one is unknown or does not."""
     refusals: list[str] = []
     if forced is not None:
         named = {candidate.name: candidate for candidate in op.candidates}
@@ -68,11 +60,11 @@ def choose(op: Op, facts: DeviceFacts, dtype: str, forced: str | None = None) ->
         refusal = named[forced].refusal(facts, dtype)
         if refusal is not None:
             raise ConfigError(f"kernel {forced!r} for {op.name} was asked for but {refusal}", field=op.name)
-        return Choice(candidate=named[forced], reason=f"{op.name} {forced}: asked for")
+        return named[forced], f"{op.name} {forced}: asked for"
     for candidate in op.candidates:
         refusal = candidate.refusal(facts, dtype)
         if refusal is None:
             why = "; ".join(refusals) or "the first that fits"
-            return Choice(candidate=candidate, reason=f"{op.name} {candidate.name}: {why}")
+            return candidate, f"{op.name} {candidate.name}: {why}"
         refusals.append(f"{candidate.name} {refusal}")
     raise AssertionError(f"the reference of {op.name} fits everywhere")

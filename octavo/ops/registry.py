@@ -130,9 +130,9 @@ def bind(facts: DeviceFacts, dtype: str, overrides: Mapping[str, str] | None = N
     reasons: list[str] = []
     unrecordable: dict[str, object] = {}
     for name, op in known.items():
-        choice = choose(op, facts, dtype, overrides.get(name))
-        functions[name] = import_path(choice.candidate.path)
-        reasons.append(choice.reason)
-        if not choice.candidate.recordable:
-            unrecordable[f"{name} {choice.candidate.name}"] = functions[name]
+        candidate, reason = choose(op, facts, dtype, overrides.get(name))
+        functions[name] = import_path(candidate.path)
+        reasons.append(reason)
+        if not candidate.recordable:
+            unrecordable[f"{name} {candidate.name}"] = functions[name]
     return Kernels(**functions, decisions=tuple(reasons), unrecordable=unrecordable)

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import structs
 
 from octavo.engine.core import EngineCore
-from octavo.engine.kvcache.blocks import CacheEvent
+from octavo.engine.kvcache.blocks import BlockPool, CacheEvent
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
 from octavo.engine.schedule.limits import ScheduleLimits
 from octavo.engine.schedule.scheduler import Scheduler
@@ -24,6 +24,19 @@ from octavo.protocol.step import StepPlan
 from tests.engine.fake_worker import FakeExecutor, next_token, vector_of
 
 UNIT = 4
+
+
+def check_pool(pool: BlockPool) -> None:
+    """Assert every invariant of the pool's accounting, in time linear in the pool."""
+    owned = [page for pages in pool._pages for page in pages]
+    assert sorted(owned + pool._free) == list(range(pool.num_pages)), "a page is owned twice, or lost"
+    used = sum(len(pool._pages[b]) for b in range(pool.num_pages) if pool._references[b] > 0)
+    assert used == pool.used_pages
+    assert pool.cached_pages == sum(len(pool._pages[b]) for b in pool._cached)
+    waiting = [b for b in range(pool.num_pages) if pool._pending_plan[b] >= 0]
+    assert pool.pending_pages == sum(len(pool._pages[b]) for b in waiting)
+    assert not any(pool._references[b] for b in [*waiting, *pool._cached])
+    assert {pool._names[b]: b for b in pool._found.values()} == pool._found
 
 
 def group(num_layers: int = 1, block: int = UNIT, window: int | None = None, pages_per_block: int = 1) -> GroupGeometry:
@@ -171,7 +184,7 @@ class Engine:
     def check_accounts(self) -> None:
         """Assert that pages, reservations and slots add up."""
         state, stats = self.scheduler.state, self.core.stats()
-        state.allocator.pool.check()
+        check_pool(state.allocator.pool)
         running = state.running
         assert state.reserved_pages == sum(sequence.reserved for sequence in running)
         for each in running:

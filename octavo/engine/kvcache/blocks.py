@@ -139,15 +139,3 @@ class BlockPool:
         self.cached_pages -= len(self._pages[block])
         self._free.extend(reversed(self._pages[block]))
         self._pages[block] = ()
-
-    def check(self) -> None:
-        """Assert every invariant of the accounting, in time linear in the pool; for tests."""
-        owned = [page for block in range(self.num_pages) if self._pages[block] for page in self._pages[block]]
-        assert sorted(owned + self._free) == list(range(self.num_pages)), "a page is owned twice, or lost"
-        used = sum(len(self._pages[b]) for b in range(self.num_pages) if self._references[b] > 0)
-        assert used == self.used_pages
-        assert self.cached_pages == sum(len(self._pages[b]) for b in self._cached)
-        waiting = [b for b in range(self.num_pages) if self._pending_plan[b] >= 0]
-        assert self.pending_pages == sum(len(self._pages[b]) for b in waiting)
-        assert not any(self._references[b] for b in [*waiting, *self._cached])
-        assert {self._names[b]: b for b in self._found.values()} == self._found
