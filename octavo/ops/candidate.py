@@ -51,7 +51,7 @@ class Op:
 
 
 def choose(op: Op, facts: DeviceFacts, dtype: str, forced: str | None = None) -> tuple[Candidate, str]:
-    """Return the first candidate that fits, and in words why it was chosen; raises ConfigError if the forced one is unknown or does not."""
+    """Return the first candidate that fits, and why; raises ConfigError if the forced one is unknown or does not."""
     refusals: list[str] = []
     if forced is not None:
         named = {candidate.name: candidate for candidate in op.candidates}
