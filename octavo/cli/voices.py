@@ -14,7 +14,6 @@ from octavo import launch
 from octavo.base.env import read_env
 from octavo.base.errors import ConfigError, GenerationError, InvalidRequestError, OctavoError
 from octavo.base.naming import unknown_name
-from octavo.config.engine import EngineConfig
 from octavo.config.flags import engine_config, given_options
 from octavo.frontend.service import TextService
 from octavo.protocol.sampling import SamplingParams
@@ -102,7 +101,7 @@ async def open_voice(parsed: Any) -> Voice:
     """Return who answers, by a command line: the server at --url, or an engine that is started and loaded here."""
     if parsed.url is not None:
         return HttpVoice(parsed.url, given_options(parsed).get("model"))
-    return await EngineVoice.start(engine_config(parsed))
+    return EngineVoice(await launch.start_service(engine_config(parsed)))
 
 
 class EngineVoice:
@@ -110,11 +109,6 @@ class EngineVoice:
 
     def __init__(self, service: TextService) -> None:
         self._service = service
-
-    @staticmethod
-    async def start(config: EngineConfig) -> EngineVoice:
-        """Start an engine and wait until it is loaded."""
-        return EngineVoice(await launch.start_service(config))
 
     async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncGenerator[Piece]:
         """Yield the next turn's text as it comes."""

@@ -44,10 +44,7 @@ class OfflineEngine:
         self._lock = threading.RLock()
 
     def check(
-        self,
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams | PoolingParams],
-        priorities: Sequence[int],
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | PoolingParams], priorities: Sequence[int]
     ) -> list[Job]:
         """Tokenize and check all prompts; the first bad one raises its InvalidRequestError, with its position."""
         named = len(prompts) > 1

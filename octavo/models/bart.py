@@ -63,7 +63,7 @@ class BartDecoderLayer(PostNormDecoderLayer):
         self.cross = BartCrossAttention(hidden, heads, facts.num_layers + layer)
         self.cross_norm = LayerNorm(hidden, _EPS)
 
-    def forward(self, delta: None, residual: Tensor, ctx: ForwardContext) -> None:
+    def forward(self, delta: Tensor | None, residual: Tensor, ctx: ForwardContext) -> None:
         """Overwrite residual [T, hidden]; there is nothing left to be added to it."""
         residual.copy_(self.attention_norm.add(self.attention(residual, ctx), residual))
         residual.copy_(self.cross_norm.add(self.cross(residual, ctx), residual))

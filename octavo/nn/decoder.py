@@ -118,17 +118,10 @@ class ParallelDecoderLayer(nn.Module):
         return self.attention(x, ctx) + self.mlp(y)
 
 
-class PostNormDecoderLayer(nn.Module):
+class PostNormDecoderLayer(DecoderLayer):
     """Attention, then feed-forward, each added to the residual stream, which is normalized after (Vaswani et al. 2017)."""
 
-    def __init__(self, *, attention: nn.Module, attention_norm: Norm, mlp: nn.Module, mlp_norm: Norm) -> None:
-        super().__init__()
-        self.attention = attention
-        self.attention_norm = attention_norm
-        self.mlp = mlp
-        self.mlp_norm = mlp_norm
-
-    def forward(self, delta: None, residual: Tensor, ctx: ForwardContext) -> None:
+    def forward(self, delta: Tensor | None, residual: Tensor, ctx: ForwardContext) -> None:
         """Overwrite residual [T, N]; there is nothing left to be added to it."""
         residual.copy_(self.attention_norm.add(self.attention(residual, ctx), residual))
         residual.copy_(self.mlp_norm.add(self.mlp(residual), residual))

@@ -26,13 +26,7 @@ def check_pool(num_pages: int, page_bytes: int, *, free: int, others: Mapping[st
 
 
 def pool_bytes(
-    spec: WorkerSpec,
-    layers: Sequence[KeptLayer],
-    *,
-    kind: str,
-    free: int,
-    total: int,
-    others: Mapping[str, int],
+    spec: WorkerSpec, layers: Sequence[KeptLayer], *, kind: str, free: int, total: int, others: Mapping[str, int]
 ) -> tuple[int, tuple[str, ...]]:
     """Return the bytes that the pool may take, and the arithmetic in words.
 

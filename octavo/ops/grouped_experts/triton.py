@@ -184,14 +184,6 @@ def grouped_experts(
         )
     columns = min(1024, triton.next_power_of_2(hidden))
     _add_experts[(num_tokens, triton.cdiv(hidden, columns))](
-        found,
-        experts,
-        out,
-        num_experts,
-        hidden,
-        EACH=each,
-        A=triton.next_power_of_2(each),
-        N=columns,
-        num_warps=4,
+        found, experts, out, num_experts, hidden, EACH=each, A=triton.next_power_of_2(each), N=columns, num_warps=4
     )
     return out

@@ -9,13 +9,7 @@ from octavo.ops.paged_attention.reference import paged_attention
 
 
 def latent_attention(
-    q: Tensor,
-    latents: Tensor,
-    num_latent: int,
-    table: Tensor,
-    query_starts: Tensor,
-    lengths: Tensor,
-    scoring: Scoring,
+    q: Tensor, latents: Tensor, num_latent: int, table: Tensor, query_starts: Tensor, lengths: Tensor, scoring: Scoring
 ) -> Tensor:
     """See `LatentAttention`."""
     return paged_attention(q, latents, latents[..., :num_latent], table, query_starts, lengths, scoring)

@@ -9,13 +9,7 @@ from octavo.ops.paged_attention.triton import attend
 
 
 def latent_attention(
-    q: Tensor,
-    latents: Tensor,
-    num_latent: int,
-    table: Tensor,
-    query_starts: Tensor,
-    lengths: Tensor,
-    scoring: Scoring,
+    q: Tensor, latents: Tensor, num_latent: int, table: Tensor, query_starts: Tensor, lengths: Tensor, scoring: Scoring
 ) -> Tensor:
     """See `LatentAttention`."""
     return attend(q, latents, latents[..., :num_latent], table, query_starts, lengths, scoring)

@@ -79,10 +79,7 @@ class Target:
 
 
 def fill(
-    targets: Mapping[str, Target],
-    incoming: Iterable[Incoming],
-    unused: frozenset[str],
-    elsewhere: tuple[str, ...] = (),
+    targets: Mapping[str, Target], incoming: Iterable[Incoming], unused: frozenset[str], elsewhere: tuple[str, ...] = ()
 ) -> None:
     """Read every tensor into its destination. targets: by name in the checkpoint. unused: names of modules whose tensors are not
     needed, `{}` for every number in them. elsewhere: how names begin of what other stages hold.

@@ -48,12 +48,7 @@ async def begin(
 ) -> Generation:
     """Queue the prompts; raises the request's errors, or ClientGoneError."""
     starting = start(
-        context,
-        prompts,
-        params,
-        request_id=request_id,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
+        context, prompts, params, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt or ""
     )
     return await until_disconnect(request.receive, starting)
 

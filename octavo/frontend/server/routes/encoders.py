@@ -58,13 +58,7 @@ async def encoded(turn: Turn, encoder: TurnEncoder) -> AsyncIterator[Events]:
 
 
 async def answer(
-    request: Request,
-    turn: Turn,
-    encoder: TurnEncoder,
-    *,
-    stream: bool,
-    headers: Mapping[str, str],
-    done: bytes = b"",
+    request: Request, turn: Turn, encoder: TurnEncoder, *, stream: bool, headers: Mapping[str, str], done: bytes = b""
 ) -> Response:
     """Answer with a turn, streamed or whole. Raises the generation's errors, or ClientGoneError, if it is not streamed."""
     if stream:
