@@ -34,6 +34,11 @@ from octavo.protocol.sampling import SamplingParams
 
 Message = Mapping[str, Any]
 ModelName = str | os.PathLike[str]
+Prompts = Prompt | Sequence[Prompt]
+# One for all prompts, or one for each.
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+Pooling = PoolingParams | Sequence[PoolingParams] | None
+Priority = int | Sequence[int] | None
 
 _T = TypeVar("_T")
 
@@ -66,11 +71,11 @@ class LLM:
     @overload
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompts,
+        sampling_params: Sampling = None,
         *,
         use_tqdm: ProgressBar = True,
-        priority: int | Sequence[int] | None = None,
+        priority: Priority = None,
     ) -> list[RequestOutput]: ...
     @overload
     def generate(
@@ -82,12 +87,7 @@ class LLM:
         priority: int | None = None,
     ) -> Iterator[RequestOutput]: ...
     def generate(
-        self,
-        prompts: Any,
-        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
-        *,
-        use_tqdm: ProgressBar = True,
-        priority: int | Sequence[int] | None = None,
+        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: ProgressBar = True, priority: Priority = None
     ) -> Any:
         """Complete prompts; returns one output per prompt, in their order.
 
@@ -104,11 +104,7 @@ class LLM:
 
     @overload
     def encode(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: ProgressBar = True,
+        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: ProgressBar = True
     ) -> list[PoolingRequestOutput]: ...
     @overload
     def encode(
@@ -118,22 +114,12 @@ class LLM:
         *,
         use_tqdm: ProgressBar = True,
     ) -> Iterator[PoolingRequestOutput]: ...
-    def encode(
-        self,
-        prompts: Any,
-        pooling_params: PoolingParams | Iterable[PoolingParams] | None = None,
-        *,
-        use_tqdm: ProgressBar = True,
-    ) -> Any:
+    def encode(self, prompts: Any, pooling_params: Any = None, *, use_tqdm: ProgressBar = True) -> Any:
         """Return a vector for each prompt, in their order; lists and lazy iterables are treated as by `generate`."""
         return self._run(prompts, pooling_params or PoolingParams(), PoolingParams, "pooling_params", 0, use_tqdm)
 
     def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        *,
-        use_tqdm: ProgressBar = True,
+        self, prompts: Prompts, pooling_params: Pooling = None, *, use_tqdm: ProgressBar = True
     ) -> list[EmbeddingRequestOutput]:
         """Return an embedding for each prompt, in their order: what `encode` gives, as lists of numbers."""
         found = self.encode(prompts, pooling_params, use_tqdm=use_tqdm)
@@ -179,7 +165,7 @@ class LLM:
 
     def beam_search(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         params: BeamSearchParams,
         *,
         use_tqdm: ProgressBar = False,
