@@ -23,8 +23,6 @@ def serve_several(engine: EngineConfig, server: ServeConfig, models: Sequence[st
     names = server.served_model_name or tuple(models)
     if len(names) != len(models) or len(set(names)) != len(names):
         raise ConfigError(f"{len(models)} models need as many different names", field="served_model_name")
-    # What one engine does in a while says little of several.
-    server = dataclasses.replace(server, disable_log_stats=True)
     configs = [dataclasses.replace(engine, model=dataclasses.replace(engine.model, model=model)) for model in models]
     for config in configs:
         open_checkpoint(config.model)  # One that is not there is an error now.
@@ -35,7 +33,7 @@ def serve_several(engine: EngineConfig, server: ServeConfig, models: Sequence[st
     async def serve() -> int:
         app, shelf = create_library(starts, server, max_waiting=engine.schedule.max_num_queued_reqs)
         try:
-            return await serve_http(app, shelf, server, taken)
+            return await serve_http(app, shelf, dataclasses.replace(server, disable_log_stats=True), taken)
         finally:
             await shelf.close()
 

@@ -197,11 +197,11 @@ class ServerMetrics(Collector):
         yield page.counter("prompt_tokens", "Prompt tokens of requests whose output began.", totals.prompt_tokens)
         yield page.counter("prompt_tokens_cached", "Those of them that were found in the cache.", cached)
         sources = {"local_compute": computed, "local_cache_hit": cached}
-        yield page.counters("prompt_tokens_by_source", "Prompt tokens, by where they came from.", "source", sources)
+        yield page.counter("prompt_tokens_by_source", "Prompt tokens, by where they came from.", sources, "source")
         yield page.counter("generation_tokens", "Tokens handed out to clients.", totals.generation_tokens)
-        yield page.counters("request_success", "Choices that ended, by reason.", "finished_reason", totals.finished)
+        yield page.counter("request_success", "Choices that ended, by reason.", totals.finished, "finished_reason")
         rejected = {"queue_full": totals.rejected}
-        yield page.counters("admission_rejections", "Requests that were not taken.", "reason", rejected)
+        yield page.counter("admission_rejections", "Requests that were not taken.", rejected, "reason")
 
 
 class _Page:
@@ -211,26 +211,20 @@ class _Page:
         self.prefix = prefix
         self.labels = labels
 
-    def gauge(self, name: str, help_text: str, value: float) -> Metric:
-        metric = GaugeMetricFamily(self.prefix + name, help_text, labels=list(self.labels))
-        metric.add_metric(list(self.labels.values()), value)
-        return metric
+    def gauge(self, name: str, help_text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
+        return self._filled(GaugeMetricFamily, name, help_text, value, label)
 
-    def gauges(self, name: str, help_text: str, label: str, values: Mapping[str, float]) -> Metric:
-        metric = GaugeMetricFamily(self.prefix + name, help_text, labels=[*self.labels, label])
-        for one, value in values.items():
-            metric.add_metric([*self.labels.values(), one], value)
-        return metric
+    def counter(self, name: str, help_text: str, value: float | Mapping[Any, float], label: str = "") -> Metric:
+        return self._filled(CounterMetricFamily, name, help_text, value, label)
 
-    def counter(self, name: str, help_text: str, value: float) -> Metric:
-        metric = CounterMetricFamily(self.prefix + name, help_text, labels=list(self.labels))
-        metric.add_metric(list(self.labels.values()), value)
-        return metric
-
-    def counters(self, name: str, help_text: str, label: str, values: Mapping[Any, float]) -> Metric:
-        metric = CounterMetricFamily(self.prefix + name, help_text, labels=[*self.labels, label])
-        for one, value in values.items():
-            metric.add_metric([*self.labels.values(), one], value)
+    def _filled(
+        self, family: type[Any], name: str, text: str, value: float | Mapping[Any, float], label: str
+    ) -> Metric:
+        """Return a family. value: of a mapping each, under its key as the label's value."""
+        several = value if isinstance(value, Mapping) else {"": value}
+        metric = family(self.prefix + name, text, labels=[*self.labels, *([label] if label else [])])
+        for one, number in several.items():
+            metric.add_metric([*self.labels.values(), *([one] if label else [])], number)
         return metric
 
 
@@ -238,7 +232,7 @@ def _engine_gauges(page: _Page, stats: EngineStats) -> Iterator[Metric]:
     yield page.gauge("num_requests_running", "Sequences that hold a slot.", stats.num_running)
     yield page.gauge("num_requests_waiting", "Sequences that wait for a slot.", stats.num_waiting)
     waiting = {"capacity": stats.num_waiting}
-    yield page.gauges("num_requests_waiting_by_reason", "Sequences that wait, by what for.", "reason", waiting)
+    yield page.gauge("num_requests_waiting_by_reason", "Sequences that wait, by what for.", waiting, "reason")
     yield page.gauge("num_slots", "Slots in all.", stats.num_slots)
     yield page.gauge("num_slots_used", "Slots in use.", stats.used_slots)
     share = stats.used_pages / stats.num_pages if stats.num_pages else 0.0
@@ -246,7 +240,7 @@ def _engine_gauges(page: _Page, stats: EngineStats) -> Iterator[Metric]:
     yield page.gauge("num_pages", "Pages in all.", stats.num_pages)
     states = {"free": stats.free_pages, "cached": stats.cached_pages}
     states |= {"used": stats.used_pages, "pending": stats.pending_pages}
-    yield page.gauges("pool_pages", "Pages of the pool, by state.", "state", states)
+    yield page.gauge("pool_pages", "Pages of the pool, by state.", states, "state")
 
 
 def _engine_totals(page: _Page, stats: EngineStats) -> Iterator[Metric]:

@@ -26,14 +26,11 @@ from octavo.frontend.server.disconnect import ClientGoneError
 from octavo.frontend.server.errors import on_defect, on_http_error, on_octavo_error
 from octavo.frontend.server.keys import ApiKeys
 from octavo.frontend.server.routes import (
-    admin,
     anthropic,
     chat,
     completions,
     generate,
-    models,
     ollama,
-    pages,
     responses,
     tokens,
 )
@@ -59,8 +56,8 @@ _ROUTES: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] =
     ("POST", "/api/show", ollama.show),
     ("GET", "/api/version", health.version),
     ("POST", "/inference/v1/generate", generate.generate),
-    ("GET", "/v1/models", models.list_models),
-    ("GET", "/v1/models/{model:path}", models.show_model),
+    ("GET", "/v1/models", health.list_models),
+    ("GET", "/v1/models/{model:path}", health.show_model),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("GET", "/health", health.health),
@@ -68,9 +65,9 @@ _ROUTES: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] =
     ("GET", "/load", health.load),
     ("GET", "/version", health.version),
     ("GET", "/metrics", health.metrics),
-    ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
-    ("GET", "/stats", admin.stats),
-    ("GET", "/", pages.playground),
+    ("POST", "/reset_prefix_cache", health.reset_prefix_cache),
+    ("GET", "/stats", health.stats),
+    *(("GET", path, health.page) for path in health.PAGES),
 )
 
 
@@ -99,8 +96,7 @@ def create_library(
         return dataclasses.replace(context, metrics=metrics[name], responses=every.responses)
 
     def stats_of(name: str) -> EngineStats | None:
-        service = shelf.loaded(name)
-        return None if service is None else service.stats()
+        return shelf.loaded[name].stats() if name in shelf.loaded else None
 
     shelf = Shelf(list(models), load, most=config.max_loaded_models, max_waiting=max_waiting)
     stats = {name: functools.partial(stats_of, name) for name in models}

@@ -12,6 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.errors import BodyTooLargeError
 
+# In a request's scope: its body, where that was read before.
+BODY = "octavo.body"
 _T = TypeVar("_T")
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
@@ -19,6 +21,8 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`")
 
 async def read_body(request: Request, limit: int) -> bytes:
     """Return the body; raises BodyTooLargeError beyond `limit` bytes without reading on."""
+    if BODY in request.scope:
+        return request.scope[BODY]
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise _too_large(limit)

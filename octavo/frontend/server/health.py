@@ -1,15 +1,37 @@
-"""GET /health, /ping, /load, /version and /metrics: for load balancers, people and Prometheus."""
+"""What a server tells of itself, and what its operator may ask: /health, /ping, /load, /version, /metrics, /stats, /v1/models …
+
+And its pages: the playground at /, one HTML file without anything from elsewhere.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import EngineDeadError, ShuttingDownError
 from octavo.base.version import VERSION
-from octavo.frontend.server.context import context_of
+from octavo.frontend.server.context import ServerContext, context_of
+from octavo.frontend.server.errors import route_path
 from octavo.frontend.server.routes.answers import json_response
 from octavo.observe.metrics import CONTENT_TYPE
+from octavo.protocol.output import EngineStats
+
+# Path -> file and its type.
+PAGES = {"/": ("playground.html", "text/html")}
+# Nothing is loaded from elsewhere, nothing is sent elsewhere, and no other page shows this one inside itself.
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Cache-Control": "no-cache",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 async def health(request: Request) -> Response:
@@ -35,3 +57,44 @@ async def version(_request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format."""
     return Response(context_of(request).metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def stats(request: Request) -> Response:
+    """The engine's gauges and totals as they are, and how many requests are under way."""
+    service = context_of(request).service
+    return json_response({"server_load": service.num_open, **msgspec.to_builtins(service.stats() or EngineStats())})
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget cached prefixes. Running requests keep their pages; nobody can find them any more."""
+    return json_response({"success": await context_of(request).service.reset_prefix_cache()})
+
+
+async def list_models(request: Request) -> Response:
+    """List every name of the model, or all models."""
+    context = context_of(request)
+    return json_response({"object": "list", "data": [_card(context, name) for name in context.model_names]})
+
+
+async def show_model(request: Request) -> Response:
+    """Show one of the names; 404 for another."""
+    context = context_of(request)
+    return json_response(_card(context, context.served_name(request.path_params["model"])))
+
+
+async def page(request: Request) -> Response:
+    """A file that lies beside this one."""
+    name, kind = PAGES[route_path(request.scope)]
+    return Response(Path(__file__).with_name(name).read_bytes(), headers=_PAGE_HEADERS, media_type=kind)
+
+
+def _card(context: ServerContext, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "octavo",
+        "root": context.model_names[0],
+        "parent": None,
+        "max_model_len": context.service.max_model_len,
+    }

@@ -15,9 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.base.errors import OctavoError
 from octavo.frontend.server.errors import AuthenticationError, ForbiddenError, error_response, route_path
+from octavo.frontend.server.health import PAGES
 
-# Pages that show nothing without a key: what they call wants one.
-OPEN = ("/", "/health", "/ping")
+# Pages show nothing without a key: what they call wants one.
+OPEN = ("/health", "/ping", *PAGES)
 ADMIN = ("/reset_prefix_cache", "/stats")
 _POLICY_VIOLATION = 1008
 

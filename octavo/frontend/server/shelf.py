@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.base.errors import InvalidRequestError, NotFoundError, OctavoError, QueueFullError, ShuttingDownError
 from octavo.base.logging import get_logger
-from octavo.frontend.server.body import decode_body, read_body
+from octavo.frontend.server.body import BODY, decode_body, read_body
 from octavo.frontend.server.context import CONTEXT, ServerContext
 from octavo.frontend.server.errors import error_response, route_path
 from octavo.frontend.service import TextService
@@ -25,7 +25,7 @@ from octavo.protocol.output import EngineStats
 
 # What is answered without a model; all else that is posted names one.
 _COMMON = ("/v1/responses/", "/ping", "/reset_prefix_cache")
-# What answers that are made in the background get to finish.
+# Seconds that answers which are made in the background get to finish.
 _BACKGROUND_SECONDS = 60.0
 _log = get_logger(__name__)
 
@@ -56,62 +56,60 @@ class Shelf:
     ) -> None:
         self.names = tuple(names)
         self.draining = False
+        self.num_open = 0
         self._load = load
         self._most = most
         self._max_waiting = max_waiting
-        self._num_waiting = self._num_calls = 0
+        self._num_waiting = 0
         self._books: dict[str, _Book] = {}  # The one used last is the last.
         self._lock = asyncio.Lock()
 
     @property
-    def num_open(self) -> int:
-        """Requests that have not ended."""
-        return self._num_waiting + self._num_calls
-
-    def loaded(self, name: str) -> TextService | None:
-        """Return the service of a model whose engine runs."""
-        return self._books[name].context.service if name in self._books else None
+    def loaded(self) -> dict[str, TextService]:
+        """The services of the models whose engines run."""
+        return {name: book.context.service for name, book in self._books.items()}
 
     def stats(self) -> EngineStats:
         """Return the sum of all engines that run."""
-        every = [msgspec.structs.asdict(found) for service in self._services() if (found := service.stats())]
+        every = [msgspec.structs.asdict(found) for service in self.loaded.values() if (found := service.stats())]
         return EngineStats(**{name: sum(one[name] for one in every) for name in EngineStats.__struct_fields__})
 
     async def reset_prefix_cache(self) -> bool:
         """Forget the cached prefixes of all engines that run."""
-        return all([await service.reset_prefix_cache() for service in self._services()])
+        return all([await service.reset_prefix_cache() for service in self.loaded.values()])
 
     async def drain(self, timeout: float) -> bool:
         """Refuse new requests, let running ones finish for `timeout` seconds; True if none was aborted."""
         self.draining = True
-        drained = await asyncio.gather(*(service.drain(timeout) for service in self._services()))
-        try:
+        drained = await asyncio.gather(*(service.drain(timeout) for service in self.loaded.values()))
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout), self._lock:  # Whoever makes room or loads is done then.
                 return all(drained)
-        except TimeoutError:
-            return False
+        return False
 
     async def close(self) -> None:
         """End all engines."""
-        await asyncio.gather(*(service.close() for service in self._services()))
+        await asyncio.gather(*(service.close() for service in self.loaded.values()))
 
     @contextlib.asynccontextmanager
     async def use(self, name: str) -> AsyncGenerator[ServerContext]:
         """Lend a model for one request. Raises what loading it raises, QueueFullError and ShuttingDownError."""
-        book = self._books.get(name)
-        if book is None or not book.context.service.healthy:
-            book = await self._fetch(name)
-        self._books[name] = self._books.pop(name)
-        self._num_calls += 1
-        book.num_calls += 1
-        book.idle.clear()
+        self.num_open += 1
         try:
-            yield book.context
+            book = self._books.get(name)
+            if book is None or not book.context.service.healthy:
+                book = await self._fetch(name)
+            self._books[name] = self._books.pop(name)
+            book.num_calls += 1
+            book.idle.clear()
+            try:
+                yield book.context
+            finally:
+                book.num_calls -= 1
+                if not book.num_calls:
+                    book.idle.set()
         finally:
-            self._num_calls -= 1
-            book.num_calls -= 1
-            if not book.num_calls:
-                book.idle.set()
+            self.num_open -= 1
 
     async def _fetch(self, name: str) -> _Book:
         if self._max_waiting and self._num_waiting >= self._max_waiting:
@@ -119,20 +117,17 @@ class Shelf:
         self._num_waiting += 1
         try:
             async with self._lock:
-                book = self._books.get(name)
-                if book is not None and not book.context.service.healthy:
+                if name in self._books and not self._books[name].context.service.healthy:
                     await self._return(name)
-                    book = None
-                if book is None:
+                if name not in self._books:
                     while len(self._books) >= self._most:
                         await self._return(next(iter(self._books)))
                     if self.draining:
                         raise ShuttingDownError("the server is shutting down and takes no new requests")
                     _log.info("loading %s", name)
-                    book = _Book(context=await self._load(name))
-                    book.idle.set()
-                    self._books[name] = book
-                return book
+                    self._books[name] = _Book(context=await self._load(name))
+                    self._books[name].idle.set()
+                return self._books[name]
         finally:
             self._num_waiting -= 1
 
@@ -144,17 +139,12 @@ class Shelf:
         _log.info("unloading %s", name)
         await book.context.service.close()
 
-    def _services(self) -> list[TextService]:
-        return [book.context.service for book in self._books.values()]
-
 
 class Choosing:
-    """ASGI middleware: gives a request the context of the model that its body names."""
+    """ASGI middleware: gives a request the context of the model that its body names. limit: bytes of a body."""
 
     def __init__(self, app: ASGIApp, shelf: Shelf, limit: int) -> None:
-        self._app = app
-        self._shelf = shelf
-        self._limit = limit
+        self._app, self._shelf, self._limit = app, shelf, limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or with an error for a model that is not there."""
@@ -162,33 +152,20 @@ class Choosing:
             await self._app(scope, receive, send)
             return
         try:
-            data = await read_body(Request(scope, receive), self._limit)
-            async with self._shelf.use(self._asked(data)) as context:
-                scope[CONTEXT] = context
-                await self._app(scope, _again(data, receive), send)
+            scope[BODY] = await read_body(Request(scope, receive), self._limit)
+            async with self._shelf.use(self._asked(scope[BODY])) as scope[CONTEXT]:
+                await self._app(scope, receive, send)
         except OctavoError as error:
             await error_response(error, route_path(scope))(scope, receive, send)
 
     def _asked(self, data: bytes) -> str:
-        name = decode_body(_decoder, data).model
-        known = f"served here: {', '.join(self._shelf.names)}"
+        name, names = decode_body(_decoder, data).model, self._shelf.names
         if name is None:
-            raise InvalidRequestError(f"model is required, as there are several; {known}", field="model")
-        # Clients of Ollama's may add it.
-        name = name.removesuffix(":latest") if name not in self._shelf.names else name
-        if name not in self._shelf.names:
-            raise NotFoundError(f"the model {name!r} does not exist; {known}", field="model")
-        return name
-
-
-def _again(data: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body that was read before."""
-    left: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
-
-    async def next_message() -> Message:
-        return left.pop() if left else await receive()
-
-    return next_message
+            raise InvalidRequestError(f"model is required: one of {', '.join(names)}", field="model")
+        for known in (name, name.removesuffix(":latest")):  # Clients of Ollama's may add it.
+            if known in names:
+                return known
+        raise NotFoundError(f"the model {name!r} does not exist; served here: {', '.join(names)}", field="model")
 
 
 _decoder = msgspec.json.Decoder(_Named)

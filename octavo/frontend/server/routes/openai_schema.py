@@ -6,6 +6,7 @@ yet and would change the answer are refused by name.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -265,30 +266,5 @@ def named_sampling(given: Mapping[str, Any], defaults: Mapping[str, Any], names:
         raise renamed(error, names) from error
 
 
-_SAMPLING = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-    "logprob_token_ids",
-    "repetition_detection",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "truncate_prompt_tokens",
-    "stream_interval",
-)
+# What both name alike.
+_SAMPLING = {one.name for one in dataclasses.fields(SamplingParams)} & set(CommonFields.__struct_fields__)
