@@ -19,9 +19,10 @@ from octavo.worker.batch import StepRows, StepShape
 from octavo.worker.sampling.rows import Ending
 from octavo.worker.step import StepOutputs, StepProgram
 
-# Above, a step keeps the device busy for longer than the host takes to launch it.
+# Above, tokens that only fill up a step cost more than launching it does: of those, the steps are recorded that take the whole
+# budget, or nearly, with room for so many rows.
 MOST_TOKENS = 2048
-_LEAST_TOKENS, _LEAST_ROWS = 16, 8
+_LEAST_TOKENS, _LEAST_ROWS, _FULL_ROWS = 16, 8, 256
 # Rows of drawn decode steps that are recorded at start, beside the most: any such step finds room in one.
 _DRAWN_SIZES = (1, 8, 64)
 # So often a step comes before a running engine stops to record it.
@@ -45,11 +46,15 @@ Wanted = tuple[StepShape, Ending]
 
 
 class StepGraphs:
-    """All graphs of a worker. most_bytes: what any of them may take; none is added to an engine that has less left."""
+    """All graphs of a worker. most_bytes: what any of them may take; none is added to an engine that has less left.
 
-    def __init__(self, device: Device, program: StepProgram, most_bytes: int = 0) -> None:
+    budget: tokens of the largest step.
+    """
+
+    def __init__(self, device: Device, program: StepProgram, most_bytes: int = 0, budget: int = 0) -> None:
         self._device = device
         self._most_bytes = most_bytes
+        self._budget = budget
         self._program = program
         self._most_rows = program.slots.void
         self._widths = tuple(table.shape[1] for table in program.slots.tables)
@@ -117,10 +122,12 @@ class StepGraphs:
             return [replace(shape, shared=True) for shape in fitting[:2]] + fitting if rows.shared else fitting
         if not self._queues:
             return []
-        most = next(size for size in _powers(_LEAST_ROWS, 4, self._most_rows) if size >= num_rows)
+        least, tokens = _LEAST_ROWS, _powers(_LEAST_TOKENS, 2, MOST_TOKENS)
+        if MOST_TOKENS < rows.num_tokens >= self._budget - self._budget // 32:
+            least, tokens = _FULL_ROWS, [self._budget]
+        most = next(size for size in _powers(least, 4, self._most_rows) if size >= num_rows)
         # As many tokens as rows would be taken for one token a row.
-        least = max(rows.num_tokens, most + 1)
-        sizes = [size for size in _powers(_LEAST_TOKENS, 2, MOST_TOKENS) if size >= least]
+        sizes = [size for size in tokens if size >= max(rows.num_tokens, most + 1)]
         fitting = [self._mixed(sizes[0], most)] if sizes else []
         return [replace(shape, shared=True) for shape in fitting] + fitting if rows.shared else fitting
 

@@ -133,7 +133,9 @@ class ModelRunner:
                 append=self._kernels.append,
                 draw=None if draw in self._kernels.unrecordable.values() else draw,
             )
-            self._graphs = StepGraphs(self.device, program, self._others.get("graphs", 0))
+            self._graphs = StepGraphs(
+                self.device, program, self._others.get("graphs", 0), budget=spec.max_num_batched_tokens
+            )
             self._graphs.record_first()
             self.ledger.charge("graphs")
 

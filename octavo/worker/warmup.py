@@ -88,5 +88,5 @@ def kept_back(spec: WorkerSpec, device: Device, loaded: AssembledModel, mesh: Me
     peaks = [device.peak(functools.partial(work, *size)) for size in largest]
     found = {"slots": slots.num_bytes * (most + 1), "workspace": peaks[0]}
     if graphs:
-        found["graphs"] = max(peaks[1:]) + len(row_sizes(most)) * _GRAPH_BYTES
+        found["graphs"] = max(peaks) + len(row_sizes(most)) * _GRAPH_BYTES
     return found

@@ -160,6 +160,19 @@ def test_mixed_steps_are_recorded_once_they_come_often(monkeypatch):
     assert len(device.graphs) == num_graphs + 1
 
 
+def test_long_steps_are_recorded_where_they_take_the_whole_budget(monkeypatch):
+    monkeypatch.setattr("octavo.worker.graphs.MOST_TOKENS", 12)
+    monkeypatch.setattr("octavo.worker.graphs._OFTEN", 1)
+    runner, host, device, _ = make(monkeypatch, max_num_batched_tokens=22)
+    num_graphs, found = len(device.graphs), list[tuple[int, int]]()
+    for turn, prompt in enumerate([PROMPTS[3], PROMPTS[2], PROMPTS[3][:21], PROMPTS[3]]):
+        before = device.num_replays
+        assert start(runner, host, turn, prompt) == FlatToy().greedy(prompt, 1)[0]
+        found.append((len(device.graphs) - num_graphs, device.num_replays - before))
+    # 13 tokens of 22, and 21, would leave too much of a graph empty.
+    assert found == [(1, 1), (1, 0), (1, 0), (1, 1)]
+
+
 def test_an_idle_worker_records_what_it_missed(monkeypatch):
     runner, host, device, _ = make(monkeypatch, max_num_seqs=20)
     assert len(device.graphs) == 6  # 1, 2, 4, 8, 16 and 20.
