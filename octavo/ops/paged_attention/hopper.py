@@ -19,8 +19,6 @@ from octavo.ops.paged_attention.triton import attend
 _ROWS, _THREADS = 128, 384
 _SHARED, _TILE = {64: 113 << 10, 128: 161 << 10, 256: 193 << 10}, {64: 128, 128: 128, 256: 64}
 _SUFFIX = {torch.bfloat16: "bf16", torch.float16: "f16"}
-# Key heads are taken together whose keys and values, at most so many bytes, stay in the second-level cache.
-_CACHED = 32 << 20
 _LOG2_E = math.log2(math.e)
 
 
@@ -30,8 +28,8 @@ class _Prefill(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("table", "starts", "lengths", "sinks", "out")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
         *((name, ctypes.c_int) for name in ("num_tokens", "num_rows", "num_places", "num_heads", "group", "queries")),
-        *((name, ctypes.c_int) for name in ("block", "table_row", "table_column", "window", "skip_ones", "together")),
-        ("_pad", ctypes.c_int * 8),
+        *((name, ctypes.c_int) for name in ("block", "table_row", "table_column", "window", "skip_ones")),
+        ("_pad", ctypes.c_int * 9),
     )
 
 
@@ -50,7 +48,7 @@ def paged_attention(
     group = num_heads // num_kv_heads
 
     def chunks(out: Tensor, skip_ones: bool) -> None:
-        queries, capacity = _ROWS // group, table.shape[1] * block
+        queries = _ROWS // group
         num_places = len(q) // queries + len(lengths) + 1
         box, sinks = (1, 1, min(block, _TILE[size]), 64), scoring.sinks
         parameters = _Prefill(
@@ -75,7 +73,6 @@ def paged_attention(
             table_column=table.stride(1),
             window=scoring.window or 0,
             skip_ones=skip_ones,
-            together=max(1, min(num_kv_heads, _CACHED // (capacity * size * 2 * q.itemsize))),
         )
         prefill, capped = module("prefill"), "_capped" if scoring.softcap else ""
         grid = (min(prefill.num_cores, num_places * num_kv_heads), 1, 1)

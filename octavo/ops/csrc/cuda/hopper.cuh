@@ -45,6 +45,10 @@ __device__ inline void copy_box(uint32_t to, const TensorMap& map, uint32_t barr
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
                  :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
+__device__ inline void copy_box(uint32_t to, const TensorMap& map, uint32_t barrier, int x, int y, int z, int w, int v) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+                 :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v) : "memory");
+}
 __device__ inline void prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
@@ -60,8 +64,8 @@ template <int REGISTERS> __device__ inline void more_registers() {
 
 // Describes a tile in shared memory. columns: bytes from one column of 64 features to the next; read only where features are
 // what is multiplied with registers' rows (the second product).
-__device__ inline uint64_t tile_at(uint32_t address, int columns) {
-    const uint64_t swizzle = 1, eight_rows = 1024 >> 4;
+__device__ inline uint64_t tile_at(uint32_t address, int columns, int rows = 1024) {
+    const uint64_t swizzle = 1, eight_rows = rows >> 4;
     return swizzle << 62 | eight_rows << 32 | static_cast<uint64_t>(columns >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
@@ -87,7 +91,7 @@ template <typename T, int COLUMNS> struct Product;
 
 #define PRODUCT(TYPE, NAME, COLUMNS, NAMES, OUTS, P0, P1, P2, P3, P4, P5)                                                     \
     template <> struct Product<TYPE, COLUMNS> {                                                                               \
-        static __device__ inline void scores(float (&x)[COLUMNS / 2], uint64_t a, uint64_t b, int add) {                      \
+        static __device__ inline void scores(float* x, uint64_t a, uint64_t b, int add) {                      \
             asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " P2 ", 0;\n"                                                  \
                          "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." NAME "." NAME " {" NAMES "}, " P0 ", " P1    \
                          ", add, 1, 1, 0, 0;\n}"                                                                              \

@@ -14,13 +14,22 @@ constexpr int ROWS = 128, THREADS = 384, WARPS = 8;
 #ifndef TURNS
 #define TURNS 1
 #endif
+#ifndef PRODUCERS
+#define PRODUCERS 4
+#endif
+#ifndef KWIDE
+#define KWIDE 0
+#endif
+#ifndef VWIDE
+#define VWIDE 0
+#endif
 #ifndef STAGES128
 #define STAGES128 2
 #endif
 
 // q: box of [queries, group, 64 features]. keys, values: box of [tokens of a page, 64 features]. table: a row's pages. starts:
 // [num_rows + 1]. sinks: T [heads]. out: T [num_tokens, heads, D]. scale: with log2(e); of capped scores 2 log2(e) / softcap
-// times the scale, and softcap with log2(e). together: key heads whose blocks come before those of the others.
+// times the scale, and softcap with log2(e).
 struct Prefill {
     TensorMap q, keys, values;
     const int* table;
@@ -29,7 +38,7 @@ struct Prefill {
     const void* sinks;
     void* out;
     float scale, softcap;
-    int num_tokens, num_rows, num_places, num_heads, group, queries, block, table_row, table_column, window, skip_ones, together;
+    int num_tokens, num_rows, num_places, num_heads, group, queries, block, table_row, table_column, window, skip_ones;
 };
 
 // Queries from `query` on, up to `stop`, of key head `head`; the key of token t is the row's number offset + t. They see keys
@@ -41,11 +50,9 @@ struct Work {
 
 template <int N> __device__ inline Work work_of(const Prefill& p, int item, int lane) {
     Work w;
-    const int part = item / (p.num_places * p.together), within = item - part * p.num_places * p.together;
-    const int heads = min(p.together, p.num_heads - part * p.together);
-    w.head = part * p.together + within % heads;
+    w.head = item % p.num_heads;
     // Later blocks of a row see more: they go first.
-    const int place = p.num_places - 1 - within / heads;
+    const int place = p.num_places - 1 - item / p.num_heads;
     // Row r begins a block of its own, the one of number starts[r] / queries + r. The last one that does so here or before:
     int row = 0, among = p.num_rows + 1;
     while (among > 1) {
@@ -107,7 +114,8 @@ __device__ inline void weigh(
         const int first = tile * N + lane % 4 * 2, least = p.window ? p.window : 0x7fffffff;
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
-            const int back = rows.position[i / 2 % 2] - (first + i / 4 * 8 + i % 2);
+            const int column = KWIDE ? i % (N / 4) / 4 * 16 + i / (N / 4) * 8 : i / 4 * 8;
+            const int back = rows.position[i / 2 % 2] - (first + column + i % 2);
             scores[i] = back >= 0 && back < least ? scores[i] : -INFINITY;
         }
     }
@@ -138,7 +146,7 @@ __device__ inline void weigh(
 // Values of tokens that no query here sees may be anything: zeros instead, by both warpgroups.
 template <int D, int N> __device__ inline void clear_values(uint32_t values, const Work& w, int tile, int thread) {
     for (int piece = thread; piece < N * D / 8; piece += 256) {
-        const int token = tile * N + piece / 8 % N;
+        const int token = tile * N + (VWIDE ? piece / (2 * D) * 16 + piece / 8 % 16 : piece / 8 % N);
         if (token < w.begin || token >= w.end)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(values + piece * 16), "r"(0) : "memory");
     }
@@ -185,21 +193,31 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
         barriers_visible();
     }
 
-    __device__ void produce(int lane) const {
-        const int tokens = min(p.block, N), columns = D / 64, boxes = N / tokens * columns;
+    // Warps of keys and warps of values, each of which copies a part of every tile.
+    __device__ void produce(int warp, int lane) const {
+        constexpr int PARTS = PRODUCERS > 1 ? PRODUCERS / 2 : 1;
+        const bool of_keys = PRODUCERS == 1 || warp < PARTS, of_values = PRODUCERS == 1 || !of_keys;
+        const int part = PRODUCERS == 1 ? 0 : warp % PARTS;
+        const bool wide = of_keys ? KWIDE : VWIDE;
+        const int tokens = wide ? 16 : min(p.block, N), columns = wide ? 1 : D / 64, boxes = N / tokens * columns, here = (boxes + PARTS - 1) / PARTS;
         // A lane's box of each tile.
-        const int column = lane % columns, within = lane / columns * tokens, at = column * COLUMN + within * 128;
+        const int box = part * here + lane;
+        const bool has = lane < here && box < boxes;
+        const int column = box % columns, within = has ? box / columns * tokens : 0;
+        const int at = wide ? within * D * 2 : column * COLUMN + within * 128;
         int stage = 0, parity = 1, q_parity = 1;
         for (int round = 0; item_of(round) < p.num_places * p.num_heads; ++round) {
             const Work w = work_of<N>(p, item_of(round), lane);
             if (!w.here || w.low >= w.high) continue;
-            if (lane == 0) {
-                barrier_wait(q_empty(), q_parity);
-                barrier_expect(q_full(), p.group * p.queries * D * 2);
-                for (int c = 0; c < columns; ++c)
-                    copy_box(q + c * Q_COLUMN, p.q, q_full(), c * 64, w.head * p.group, w.query);
+            if (of_keys && part == 0) {
+                if (lane == 0) {
+                    barrier_wait(q_empty(), q_parity);
+                    barrier_expect(q_full(), p.group * p.queries * D * 2);
+                    for (int c = 0; c < D / 64; ++c)
+                        copy_box(q + c * Q_COLUMN, p.q, q_full(), c * 64, w.head * p.group, w.query);
+                }
+                q_parity ^= 1;
             }
-            q_parity ^= 1;
             const int* table = p.table + static_cast<long long>(w.row) * p.table_row;
             const int least = w.begin / p.block, most = (w.end - 1) / p.block;
             // Blocks that nobody sees may have any page in the table.
@@ -208,40 +226,61 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
             };
             int page = page_of(w.high - 1);
             for (int tile = w.high - 1; tile >= w.low; --tile) {
-                const int here = page, offset = within % p.block + (p.block > N ? tile * N % p.block : 0);
+                const int from = page, offset = (tile * N + within) % p.block;
                 if (tile > w.low) page = page_of(tile - 1);
-                barrier_wait(keys_empty(stage), parity);
-                if (lane == 0) barrier_expect(keys_full(stage), TILE_BYTES);
-                __syncwarp();
-                if (lane < boxes)
-                    copy_box(keys + stage * TILE_BYTES + at, p.keys, keys_full(stage), column * 64, offset, w.head, here);
-                barrier_wait(values_empty(stage), parity);
-                if (lane == 0) barrier_expect(values_full(stage), TILE_BYTES);
-                __syncwarp();
-                if (lane < boxes)
-                    copy_box(values + stage * TILE_BYTES + at, p.values, values_full(stage), column * 64, offset, w.head, here);
+                if (of_keys) {
+                    barrier_wait(keys_empty(stage), parity);
+                    if (lane == 0 && part == 0) barrier_expect(keys_full(stage), TILE_BYTES);
+                    __syncwarp();
+                    if (has) copy<KWIDE>(keys + stage * TILE_BYTES + at, p.keys, keys_full(stage), column * 64, offset, w.head, from);
+                }
+                if (of_values) {
+                    barrier_wait(values_empty(stage), parity);
+                    if (lane == 0 && part == 0) barrier_expect(values_full(stage), TILE_BYTES);
+                    __syncwarp();
+                    if (has) copy<VWIDE>(values + stage * TILE_BYTES + at, p.values, values_full(stage), column * 64, offset, w.head, from);
+                }
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
         }
     }
+    template <bool WIDE>
+    static __device__ inline void copy(uint32_t to, const TensorMap& map, uint32_t barrier, int feature, int offset, int head, int page) {
+        if (WIDE)
+            copy_box(to, map, barrier, 0, offset, 0, head, page);
+        else
+            copy_box(to, map, barrier, feature, offset, head, page);
+    }
 
     __device__ void ask_scores(float (&scores)[N / 2], uint64_t q_tile, int stage) const {
-        const uint64_t tile = tile_at(keys + stage * TILE_BYTES, 16);
+        if constexpr (KWIDE && N == 128) {
 #pragma unroll
-        for (int k = 0; k < D / 16; ++k)
-            Product<T, N>::scores(
-                scores, q_tile + (k / 4 * Q_COLUMN + k % 4 * 32) / 16, tile + (k / 4 * COLUMN + k % 4 * 32) / 16, k > 0
-            );
+            for (int k = 0; k < D / 16; ++k)
+#pragma unroll
+                for (int g = 0; g < 2; ++g)
+                    Product<T, N / 2>::scores(
+                        scores + g * N / 4, q_tile + (k / 4 * Q_COLUMN + k % 4 * 32) / 16,
+                        tile_at(keys + stage * TILE_BYTES, 16, 16 * D * 2) + (k / 4 * 2048 + k % 4 * 32 + g * 1024) / 16, k > 0
+                    );
+        } else {
+            const uint64_t tile = tile_at(keys + stage * TILE_BYTES, 16);
+#pragma unroll
+            for (int k = 0; k < D / 16; ++k)
+                Product<T, N>::scores(
+                    scores, q_tile + (k / 4 * Q_COLUMN + k % 4 * 32) / 16, tile + (k / 4 * COLUMN + k % 4 * 32) / 16, k > 0
+                );
+        }
         products_commit();
     }
 
     __device__ void ask_sums(float (&sums)[D / 2], const uint32_t (&weights)[N / 4], int stage) const {
-        const uint64_t tile = tile_at(values + stage * TILE_BYTES, COLUMN);
+        constexpr int STEP = VWIDE ? 16 * D * 2 : 2048, NEXT = VWIDE ? 2048 : COLUMN;
+        const uint64_t tile = tile_at(values + stage * TILE_BYTES, NEXT);
 #pragma unroll
         for (int k = 0; k < N / 16; ++k)
 #pragma unroll
             for (int part = 0; part < D / WIDTH; ++part)
-                Product<T, WIDTH>::sums(sums + part * WIDTH / 2, weights + 4 * k, tile + (k * 2048 + part * 2 * COLUMN) / 16);
+                Product<T, WIDTH>::sums(sums + part * WIDTH / 2, weights + 4 * k, tile + (k * STEP + part * 2 * NEXT) / 16);
         products_commit();
     }
 
@@ -320,7 +359,10 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
 
     __device__ void pack(uint32_t (&weights)[N / 4], const float (&scores)[N / 2]) const {
 #pragma unroll
-        for (int i = 0; i < N / 4; ++i) weights[i] = Narrow<T>::narrow2(scores[2 * i], scores[2 * i + 1]);
+        for (int i = 0; i < N / 4; ++i) {
+            const int from = KWIDE ? i / 4 * 4 + i % 2 * 2 + i / 2 % 2 * N / 4 : 2 * i;
+            weights[i] = Narrow<T>::narrow2(scores[from], scores[from + 1]);
+        }
     }
 
     __device__ void write(float (&sums)[D / 2], Rows& rows, const Work& w, int row, int lane) const {
@@ -373,7 +415,7 @@ __device__ inline void prefill(const Prefill& p) {
     wait_for_previous();
     if (group == 0) {
         fewer_registers<40>();
-        if (threadIdx.x < 32) kernel.produce(threadIdx.x);
+        if (threadIdx.x < PRODUCERS * 32) kernel.produce(threadIdx.x / 32, threadIdx.x % 32);
     } else {
         more_registers<232>();
         kernel.consume(group - 1, threadIdx.x - 128);
