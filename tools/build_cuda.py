@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 import subprocess
 
-from octavo.ops.cuda_module import ARCHS, FOLDER, MODULES
+from octavo.ops.cuda_module import FOLDER, MODULES
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nvcc", default="nvcc")
     options = parser.parse_args()
-    codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ARCHS]
-    for name in MODULES:
+    for name, archs in MODULES.items():
+        codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
         target = FOLDER / f"{name}.fatbin"
         command = [options.nvcc, "-fatbin", "-std=c++17", "-O3", *codes, "-o", str(target), str(FOLDER / f"{name}.cu")]
         subprocess.run(command, check=True)

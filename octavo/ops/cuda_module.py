@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from octavo.base.facts import DeviceFacts
 
 FOLDER = Path(__file__).parent / "csrc" / "cuda"
-MODULES = ("products", "attention")
-# What they are compiled for; later devices of a family run it too.
-ARCHS, _FAMILIES = (80, 89, 90, 100), ("sm_8", "sm_9", "sm_10")
-# The driver's numbers for what we ask of it.
+# What they are compiled for; later devices of a family run it too. What Hopper alone has runs on no other.
+_ARCHS, _FAMILIES = ("80", "89", "90", "100"), ("sm_8", "sm_9", "sm_10")
+MODULES = {"products": _ARCHS, "attention": _ARCHS, "prefill": ("90a",)}
+# The driver's numbers for what we ask of it, and of dtypes.
 _CORES, _MAJOR, _MOST_SHARED, _CLUSTER, _DEPENDENT = 16, 75, 8, 4, 6
+_SWIZZLE_128, _PROMOTE_256, _DTYPES = 3, 3, {torch.float16: 6, torch.bfloat16: 9}
 # Bytes of shared memory that a block has without asking, less what the kernels have beside those of a launch.
 _UNASKED = 38 * 1024
+
+
+# How a tensor's boxes are copied on Hopper.
+TensorMap = ctypes.c_uint64 * 16
 
 
 class _Attribute(ctypes.Structure):
@@ -108,6 +115,36 @@ def module(name: str) -> CudaModule:
 def address(tensor: Tensor | None) -> int | None:
     """Return where a tensor's first element lies."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def tensor_map(tensor: Tensor, box: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
+    """Describe copies of boxes of a tensor, whose last 64 elements lie permuted in shared memory (the 128-byte swizzle)."""
+    return _tensor_map(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), box)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tensor_map(
+    at: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], box: Sequence[int]
+) -> ctypes.Array[ctypes.c_uint64]:
+    rank, memory = len(shape), (ctypes.c_uint64 * 24)()
+    # The driver writes where 64 divides the address.
+    first = -ctypes.addressof(memory) % 64 // 8
+    error = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        ctypes.byref(memory, first * 8),
+        _DTYPES[dtype],
+        rank,
+        ctypes.c_void_p(at),
+        (ctypes.c_uint64 * rank)(*reversed(shape)),
+        (ctypes.c_uint64 * rank)(*(stride * dtype.itemsize for stride in reversed(strides[:-1]))),
+        (ctypes.c_uint32 * rank)(*reversed(box)),
+        (ctypes.c_uint32 * rank)(*(1 for _ in box)),
+        0,
+        _SWIZZLE_128,
+        _PROMOTE_256,
+        0,
+    )
+    assert not error, f"cuTensorMapEncodeTiled: error {error} for {shape} by {strides} in boxes of {box}"
+    return TensorMap(*memory[first : first + 16])
 
 
 def refusal(facts: DeviceFacts, dtype: str) -> str | None:

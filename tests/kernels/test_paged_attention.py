@@ -112,6 +112,40 @@ def test_long_chunks(name: str, dtype: str, heads: tuple[int, int, int], rows: S
     assert (found[len(expected) :] == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"), [case for case in cases("paged_attention") if "hopper" in str(case.values[0])]
+)
+@pytest.mark.parametrize("heads", [(6, 2, 64), (17, 1, 64), (8, 8, 128), (10, 2, 128), (4, 1, 256)], ids=str)
+@pytest.mark.parametrize(
+    ("window", "softcap", "block", "has_sinks"),
+    [
+        (None, None, 16, True),
+        (1, None, 32, False),
+        (100, None, 64, True),
+        (300, 5.0, 128, False),
+        (None, 5.0, 16, True),
+    ],
+)
+def test_chunks_on_hopper(
+    name: str,
+    dtype: str,
+    heads: tuple[int, int, int],
+    window: int | None,
+    softcap: float | None,
+    block: int,
+    has_sinks: bool,
+) -> None:
+    generator = torch.Generator().manual_seed(7)
+    sinks = 3 * torch.randn(heads[0], generator=generator).to(getattr(torch, dtype)) if has_sinks else None
+    scoring = Scoring(scale=0.1, window=window, softcap=softcap, sinks=sinks)
+    batch = Batch(((150, 41), (1, 1), (300, 130), (64, 64), (129, 129), (70, 1)), heads, dtype, window, block)
+    expected = batch.expected(scoring)
+    batch.q = torch.cat((batch.q, torch.full((9, *batch.q.shape[1:]), NAN, dtype=batch.q.dtype)))
+    found = batch.run(name, dtype, scoring)
+    _close(found[: len(expected)], expected, dtype)
+    assert (found[len(expected) :] == 0).all()
+
+
 @pytest.mark.parametrize("name", candidates("paged_attention"))
 @pytest.mark.parametrize("rows", [DECODES, CHUNKS, MIXED], ids=["decodes", "chunks", "mixed"])
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 129, 500])

@@ -28,7 +28,7 @@ class Holding:
 
     blocks: in a group of states, checkpoints, -1 where none is held. live: states that steps change. resume: tokens after
     which the checkpoints were taken that the live states must be copied from before the next step, 0 if none. num_encoder:
-    tokens of the encoder's input.
+    tokens of the encoder's input. found: per group, what `match` found in the cache, by index.
     """
 
     root: bytes
@@ -39,6 +39,7 @@ class Holding:
     chain: list[bytes] = field(default_factory=list[bytes])
     resume: int = 0
     num_encoder: int = 0
+    found: list[dict[int, int]] = field(default_factory=list[dict[int, int]])
 
     def capacity(self, geometry: Geometry) -> int:
         """Tokens that the blocks held can take."""
@@ -93,9 +94,16 @@ class Allocator:
         if not self._reuse:
             return 0
         self._chain_to(holding, tokens, len(tokens) - 1)
-        return longest_resume(
-            self.geometry.groups, self._step, len(tokens) - 1, lambda g, i: self._find(holding, g, i) is not None
-        )
+        groups, unit, chain, find = self.geometry.groups, self.geometry.hash_unit, holding.chain, self.pool.find
+        holding.found = [{} for _ in groups]
+
+        def has_block(g: int, index: int) -> bool:
+            block = find(block_name(g, chain[(index + 1) * groups[g].block // unit - 1]))
+            if block is not None:
+                holding.found[g][index] = block
+            return block is not None
+
+        return longest_resume(groups, self._step, len(tokens) - 1, has_block)
 
     def adopt(self, holding: Holding, slot: int, num_tokens: int) -> None:
         """Take the matched blocks of the first `num_tokens` tokens; of states, the checkpoint to resume from."""
@@ -108,10 +116,9 @@ class Allocator:
             elif group.window is not None:
                 first = max(0, num_tokens - group.window + 1) // group.block
             for index in range(num_tokens // group.block):
-                block = self._find(holding, g, index) if index >= first else None
-                assert block is not None or index < first
-                held.append(-1 if block is None else block)
-                if block is not None:
+                block = holding.found[g][index] if index >= first else -1
+                held.append(block)
+                if block >= 0:
                     self.pool.share(block)
                     if not group.is_state:
                         self._write_table(g, slot, index, block)
@@ -132,8 +139,8 @@ class Allocator:
             if group.window is not None:
                 blocks = min(blocks, group.blocks_of(group.window + ahead) + 1)
             pages += max(0, blocks) * group.pages_per_block
-            matched = (self._find(holding, g, index) for index in range(first, num_matched // group.block))
-            pages += sum(group.pages_per_block for block in matched if block is not None and self.pool.idle(block))
+            matched = (holding.found[g].get(index, -1) for index in range(first, num_matched // group.block))
+            pages += sum(group.pages_per_block for block in matched if block >= 0 and self.pool.idle(block))
         return pages
 
     def lease(self, holding: Holding, num_tokens: int) -> tuple[Int32Array, list[int]]:
@@ -300,8 +307,9 @@ class Allocator:
     def _chain_to(self, holding: Holding, tokens: Int32Array, num_tokens: int) -> None:
         unit, chain = self.geometry.hash_unit, holding.chain
         parent = chain[-1] if chain else holding.root
-        for index in range(len(chain), num_tokens // unit):
-            parent = chain_next(parent, tokens[index * unit : (index + 1) * unit].tobytes())
+        ids = tokens[len(chain) * unit : num_tokens // unit * unit].tobytes()
+        for at in range(0, len(ids), unit * tokens.itemsize):
+            parent = chain_next(parent, ids[at : at + unit * tokens.itemsize])
             chain.append(parent)
 
     def _stored(self, holding: Holding, g: int, index: int, tokens: Int32Array) -> CacheEvent:
@@ -311,10 +319,6 @@ class Allocator:
         ids = tokens[index * block : (index + 1) * block].tolist()
         # Without adapters: of those, id, name and further keys are None.
         return "BlockStored", [holding.chain[ends[1]]], parent, ids, block, None, MEDIUM, None, None, g
-
-    def _find(self, holding: Holding, g: int, index: int) -> int | None:
-        end = (index + 1) * self.geometry.groups[g].block // self.geometry.hash_unit
-        return self.pool.find(block_name(g, holding.chain[end - 1]))
 
     def _write_table(self, g: int, slot: int, index: int, block: int) -> None:
         pages = self.pool.pages(block)

@@ -20,7 +20,7 @@ def chain_root(identity: str, salt: str) -> bytes:
 
 def chain_next(parent: bytes, tokens: bytes) -> bytes:
     """Return the hash of a unit after `parent`; `tokens` are its int32 ids as bytes."""
-    return hashlib.blake2b(tokens, digest_size=16, key=parent).digest()
+    return hashlib.blake2b(parent + tokens, digest_size=16).digest()
 
 
 def block_name(group: int, digest: bytes) -> bytes:

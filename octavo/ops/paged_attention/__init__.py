@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from octavo.ops.candidate import Candidate, Op
+from octavo.ops.cuda_module import refusal
 from octavo.ops.native import native_candidate
 
 
@@ -71,6 +72,14 @@ class PagedAttention(Protocol):
 PAGED_ATTENTION = Op(
     name="paged_attention",
     candidates=(
+        Candidate(
+            name="hopper",
+            path="octavo.ops.paged_attention.hopper:paged_attention",
+            kinds=("cuda",),
+            archs=("sm_90",),
+            dtypes=("bfloat16", "float16"),
+            check=refusal,
+        ),
         Candidate(name="triton", path="octavo.ops.paged_attention.triton:paged_attention", kinds=("cuda",)),
         native_candidate("paged_attention", "octavo.ops.paged_attention.cpu:paged_attention"),
         Candidate(name="torch", path="octavo.ops.paged_attention.reference:paged_attention", recordable=False),

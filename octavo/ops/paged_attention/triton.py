@@ -12,6 +12,7 @@ Shapes: T tokens, R rows, H query heads, K key/value heads, G = H / K, D head si
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 import triton
@@ -206,11 +207,13 @@ def attend(
     *,
     causal: bool = True,
     span: Span | None = None,
+    chunks: Callable[[Tensor, bool], None] | None = None,
 ) -> Tensor:
     """Launch the kernels; returns [T, H, features of values]. keys, values: strided views [P, K, B, features].
 
     Keys that have more features than values hold these as their front. Without a table, pages are the step's tokens, and
-    lengths those of the rows.
+    lengths those of the rows. chunks: writes what a launch by blocks of queries would, if these are not split, into its first
+    argument; the second says whether rows of one query are left to another launch.
     """
     (num_tokens, num_heads, _), size, rest = q.shape, values.shape[3], keys.shape[3] - values.shape[3]
     num_rows, group, block = len(query_starts) - 1, num_heads // keys.shape[1], 0 if table is None else keys.shape[2]
@@ -302,5 +305,8 @@ def attend(
     if first:
         go(first, 0)
     for launch in cut:
-        go(launch, first.splits if first else 0)
+        if chunks is not None and launch.by == "block" and launch.splits == 1:
+            chunks(out, launch.skip_ones)
+        else:
+            go(launch, first.splits if first else 0)
     return out
