@@ -217,14 +217,13 @@ class ModelRunner:
         """Do a step that was recorded, and sample where it did not. index: int64 [S], the rows that sample if not all do."""
         recorded.graph.replay()
         outputs = recorded.outputs
-        sampling = _sampling(rows, outputs.targets, outputs.lengths, index)
-        if not self.mesh.ends:
-            return self._put_off(plan, sampling)
-        if outputs.logits is not None:
+        if outputs.chosen is None:
+            sampling = _sampling(rows, outputs.targets, outputs.lengths, index)
+            if outputs.logits is None:
+                return self._put_off(plan, sampling)
             return self._sample(plan, sampling, _picked(outputs.logits, rows, index))
         self.slots.advance(rows.slots[rows.sampling])
-        assert outputs.chosen is not None
-        if not self.mesh.samples:
+        if self.mesh.tensor.rank:
             return lambda: StepResult(plan=plan.id)
         chosen = self._staging.fetch(outputs.chosen)
         return lambda: _tokens_of(plan, rows.sampling, chosen.numpy()[:, rows.sampling])
