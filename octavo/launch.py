@@ -106,9 +106,9 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     from octavo.engine.schedule.limits import ScheduleLimits
     from octavo.engine.schedule.scheduler import Scheduler
 
+    events = config.cache.events and CacheEventPublisher(config.cache.events)
     executor, resolved = _open_executor(config, checkpoint)
     stages.done("libraries")
-    events = config.cache.events and CacheEventPublisher(config.cache.events)
     try:
         geometry, ready, report = _lay_out(config, resolved, executor, stages)
     except BaseException:
