@@ -101,8 +101,9 @@ def main() -> None:
     workload = importlib.import_module("workloads").workload
 
     began = time.perf_counter()
-    import torch
-
+    if given.tp == 1:
+        # With several ranks this process needs none of it, and each of them imports its own.
+        importlib.import_module("torch")
     imported = time.perf_counter()
     from octavo import LLM
 
@@ -114,7 +115,6 @@ def main() -> None:
     first = run(llm, [([7, 8, 9], 1)])
     say(
         what="startup",
-        torch=torch.__version__,
         torch_s=round(imported - began, 2),
         ready_s=round(ready - imported, 2),
         first_token_s=round(first, 3),

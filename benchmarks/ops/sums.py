@@ -64,8 +64,8 @@ def run(rank: int, ranks: int, folder: str) -> None:
         parts = torch.randn((ranks, size // 2), device="cuda", generator=generator).bfloat16()
         expected, row = parts.float().sum(0).bfloat16(), list[str]()
         right = True
-        for through in (None, group._peers):
-            own, group._peers = group._peers, through
+        for through in (None, group.peers):
+            own, group.peers = group.peers, through
             if own is None and through is None and row:
                 break
             x = parts[rank].clone()
@@ -74,7 +74,7 @@ def run(rank: int, ranks: int, folder: str) -> None:
             right = right and (through is None or torch.equal(x, expected))
             x.zero_()
             row.append(f"{timed(group, x):.2f}")
-            group._peers = own
+            group.peers = own
         if rank == 0:
             print(f"| {size >> 10} | {' | '.join(row)} | {right} |", flush=True)
 

@@ -13,6 +13,7 @@ import torch
 
 from octavo.base.errors import ConfigError, EngineDeadError
 from octavo.protocol.sampling import SamplingParams
+from tests.models.oracle import make_oracle
 from tests.multi.models import MODELS, PROMPTS, answer, assert_same, gone, open_llm, rank_processes, save_model
 from tests.multi.test_failures import signal_in_generation
 
@@ -55,6 +56,37 @@ def greedy(llm: Any) -> list[tuple[int, ...]]:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
         found += [tuple(output.outputs[0].token_ids) for output in outputs]
     return found
+
+
+def test_layers_of_few_rows_are_one_op_on_both_cards(tmp_path: Path) -> None:
+    """In bfloat16, of heads that the kernels take: near one card's, up to a choice that was close."""
+    shape = {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "head_dim": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    oracle = make_oracle("qwen3", shape)
+    with torch.no_grad():
+        for parameter in oracle.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(0.2)
+    oracle.to(torch.bfloat16).save_pretrained(tmp_path)
+    found: list[list[Any]] = []
+    for ranks in (1, 2):
+        with open_llm(tmp_path, device="cuda", dtype="bfloat16", tensor_parallel_size=ranks) as llm:
+            assert "layers in steps of few rows: one op" in llm._local.engine.ready.decisions
+            found.append(answer(llm, num_tokens=24))
+    compared = 0
+    for one, two in zip(*found, strict=True):
+        for place, gap in enumerate(one.gaps):
+            if one.ids[place] != two.ids[place]:
+                assert gap < 0.1
+                break
+            assert abs(one.chosen[place] - two.chosen[place]) < 0.05
+            compared += 1
+    assert compared > 40
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -43,7 +43,7 @@ def take(x: torch.Tensor, rank: int) -> None:
 class TwoThreads:
     """A `Group` of two."""
 
-    waits, how = False, "threads"
+    waits, how, peers = False, "threads", None
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

@@ -37,7 +37,7 @@ class GlooGroup:
         options = _dist.ProcessGroupGloo._Options()
         options._devices = [_dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = _NEVER
-        self.waits, self.how = False, "gloo, through loopback"
+        self.waits, self.how, self.peers = False, "gloo, through loopback", None
         self._sent: deque[tuple[Any, Tensor]] = deque()
         try:
             self._gloo = _dist.ProcessGroupGloo(store, rank, size, options)

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo.ops.few_rows import Ranks
+
 
 class Group(Protocol):
     """The ranks of one axis and the way between them. What is received overwrites `x`, contiguous on the device.
@@ -18,6 +20,11 @@ class Group(Protocol):
 
     waits: bool
     how: str
+
+    @property
+    def peers(self) -> Ranks | None:
+        """A quicker way for small sums, if there is one."""
+        ...
 
     def all_reduce(self, x: Tensor) -> None:
         """Sum over all ranks."""

@@ -45,7 +45,7 @@ class NcclGroup:
         self._comm = ctypes.c_void_p()
         self._call("CommInitRank", ctypes.byref(self._comm), size, unique, rank)
         peers = meet(store, rank, size)
-        self._peers = None if isinstance(peers, str) else peers
+        self.peers = None if isinstance(peers, str) else peers
         self.how = (
             f"NCCL, small sums too: {peers}" if isinstance(peers, str) else "NCCL, small sums through peer memory"
         )
@@ -56,8 +56,8 @@ class NcclGroup:
 
     def all_reduce(self, x: Tensor) -> None:
         """See `Group`."""
-        if self._peers is not None and self._peers.takes(x):
-            self._peers.sum(x)
+        if self.peers is not None and self.peers.takes(x):
+            self.peers.sum(x)
         else:
             self._queue("AllReduce", x, x.data_ptr(), _SUM)
 

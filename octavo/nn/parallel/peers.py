@@ -26,7 +26,7 @@ class _Handle(ctypes.Structure):
 
 class _Sum(ctypes.Structure):
     _fields_ = (
-        ("x", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("x", "out")),
         ("memories", ctypes.c_void_p * _MOST_RANKS),
         ("calls", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("rank", "ranks", "pieces", "most_pieces")),
@@ -41,17 +41,32 @@ class PeerSum:
         self._calls = torch.zeros(ceil_div(most, 16 * _THREADS), dtype=torch.int32, device="cuda")
         self._fixed = {"calls": self._calls.data_ptr(), "rank": rank, "ranks": len(memories), "most_pieces": most // 16}
         self._memories = (ctypes.c_void_p * _MOST_RANKS)(*memories)
+        self._rank, self._zeros = rank, dict[torch.dtype, Tensor]()
+
+    def part_of(self, total: Tensor) -> Tensor:
+        """Return where to add a part of what `sum(part, total)` brings to every rank: the total itself on one, else zeros."""
+        if self._rank == 0:
+            return total
+        if total.dtype not in self._zeros:
+            self._zeros[total.dtype] = torch.zeros(self._most // total.itemsize, dtype=total.dtype, device=total.device)
+        return self._zeros[total.dtype][: total.numel()].view(total.shape)
 
     def takes(self, x: Tensor) -> bool:
         """Whether x is small enough, and of whole pieces."""
         size = x.numel() * x.itemsize
         return 0 < size <= self._most and size % 16 == 0 and x.data_ptr() % 16 == 0 and x.dtype in _SUFFIX
 
-    def sum(self, x: Tensor) -> None:
-        """Queue the sum of every rank's x, which overwrites it."""
+    def sum(self, x: Tensor, out: Tensor | None = None) -> None:
+        """Queue the sum of every rank's x, which overwrites it, or else `out`: x is zero then."""
         assert x.is_contiguous()
         pieces = x.numel() * x.itemsize // 16
-        parameters = _Sum(x=x.data_ptr(), memories=self._memories, pieces=pieces, **self._fixed)
+        parameters = _Sum(
+            x=x.data_ptr(),
+            out=(x if out is None else out).data_ptr(),
+            memories=self._memories,
+            pieces=pieces,
+            **self._fixed,
+        )
         launch = Launch(grid=(ceil_div(pieces, _THREADS), 1, 1), threads=_THREADS)
         self._sums.launch(f"sum_{_SUFFIX[x.dtype]}", parameters, launch)
 
