@@ -22,7 +22,7 @@ from octavo.checkpoint.open import open_checkpoint
 from octavo.checkpoint.record import Checkpoint
 from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
-from octavo.config.resolve import ResolvedConfig, resolve
+from octavo.config.resolve import ResolvedConfig, check_spread, resolve
 from octavo.engine.client import EngineClient
 from octavo.engine.executor import Executor, WorkerReport
 from octavo.engine.kvcache.geometry import Geometry, solve
@@ -95,45 +95,20 @@ def build_local(config: EngineConfig) -> LocalEngine:
     text = _open_text(checkpoint)
     engine = build_engine(config, checkpoint)
     intake = _intake(config, checkpoint, text, engine.ready, None)
-    alone = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size == 1
+    alone = config.parallel.num_ranks == 1
     return LocalEngine(engine=engine, intake=dataclasses.replace(intake, takes_functions=alone))
 
 
 def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     """Load the weights and return the engine that runs them. Raises ConfigError or CheckpointError; nothing stays loaded."""
     stages = _Stages()
-    # Here and not above: they bring torch, which a front must not load.
-    from octavo.device.registry import detect
     from octavo.engine.core import EngineCore
     from octavo.engine.schedule.limits import ScheduleLimits
     from octavo.engine.schedule.scheduler import Scheduler
-    from octavo.worker.executors.inproc import InprocExecutor
-    from octavo.worker.executors.multiproc import MultiprocExecutor
 
-    device = detect(config.device.device).facts
-    resolved = resolve(config, checkpoint.facts, device)
-    stages.done("libraries")
-    spec = WorkerSpec(
-        checkpoint=checkpoint,
-        dtype=resolved.dtype,
-        max_model_len=resolved.max_model_len,
-        max_num_seqs=resolved.max_num_seqs,
-        max_num_batched_tokens=resolved.max_num_batched_tokens,
-        weights=_weights(config.model),
-        kv_cache_memory=config.cache.kv_cache_memory,
-        block_size=config.cache.block_size,
-        memory_utilization=config.cache.gpu_memory_utilization,
-        tensor=config.parallel.tensor_parallel_size,
-        pipeline=config.parallel.pipeline_parallel_size,
-        spread_experts=config.parallel.enable_expert_parallel,
-        device=device.kind,
-        enforce_eager=config.device.enforce_eager,
-        logits_processors=config.model.logits_processors,
-        logprobs_mode=config.model.logprobs_mode,
-    )
     events = config.cache.events and CacheEventPublisher(config.cache.events)
-    timeout = config.parallel.distributed_timeout_seconds
-    executor: Executor = InprocExecutor(spec) if spec.num_ranks == 1 else MultiprocExecutor(spec, timeout)
+    executor, resolved = _open_executor(config, checkpoint)
+    stages.done("libraries")
     try:
         geometry, ready, report = _lay_out(config, resolved, executor, stages)
     except BaseException:
@@ -158,6 +133,52 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     stages.log()
     ends = (executor.shutdown, *((events.close,) if events else ()))
     return RunningEngine(core=core, ready=ready, shutdown=_spare_from_collection(ends))
+
+
+def _open_executor(config: EngineConfig, checkpoint: Checkpoint) -> tuple[Executor, ResolvedConfig]:
+    """Return what will load the model, and what was settled. Ranks know their devices: this process needs no torch then."""
+    check_spread(config, checkpoint.facts)
+    if config.parallel.num_ranks == 1:
+        # Here and not above: they bring torch, which a front must not load.
+        from octavo.device.registry import detect
+        from octavo.worker.executors.inproc import InprocExecutor
+
+        device = detect(config.device.device).facts
+        resolved = resolve(config, checkpoint.facts, device)
+        return InprocExecutor(_worker_spec(config, checkpoint, resolved, device.kind)), resolved
+    from octavo.worker.executors.multiproc import MultiprocExecutor
+
+    parallel = config.parallel
+    executor = MultiprocExecutor(config.device.device, parallel.num_ranks, parallel.distributed_timeout_seconds)
+    try:
+        device = executor.survey()
+        resolved = resolve(config, checkpoint.facts, device)
+        executor.start(_worker_spec(config, checkpoint, resolved, device.kind))
+    except BaseException:
+        executor.shutdown()
+        raise
+    return executor, resolved
+
+
+def _worker_spec(config: EngineConfig, checkpoint: Checkpoint, resolved: ResolvedConfig, device: str) -> WorkerSpec:
+    return WorkerSpec(
+        checkpoint=checkpoint,
+        dtype=resolved.dtype,
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        weights=_weights(config.model),
+        kv_cache_memory=config.cache.kv_cache_memory,
+        block_size=config.cache.block_size,
+        memory_utilization=config.cache.gpu_memory_utilization,
+        tensor=config.parallel.tensor_parallel_size,
+        pipeline=config.parallel.pipeline_parallel_size,
+        spread_experts=config.parallel.enable_expert_parallel,
+        device=device,
+        enforce_eager=config.device.enforce_eager,
+        logits_processors=config.model.logits_processors,
+        logprobs_mode=config.model.logprobs_mode,
+    )
 
 
 def _spare_from_collection(ends: Sequence[Callable[[], None]]) -> Callable[[], None]:

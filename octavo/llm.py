@@ -65,7 +65,7 @@ class LLM:
             max_submitted=2 * config.schedule.max_num_seqs,
             by_priority=config.schedule.scheduling_policy == "priority",
         )
-        self._num_ranks = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+        self._num_ranks = config.parallel.num_ranks
         self._metrics = ServerMetrics(config.model.model, self._local.engine.core.stats)
 
     @overload

@@ -31,7 +31,7 @@ def one_torch_thread() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests whose device or browser is not there; they are then no part of the run, and nothing counts as skipped."""
-    for marker, present in (("gpu", _has_cuda), ("browser", _has_browser)):
+    for marker, present in (("gpu", _has_cuda), ("gpu2", _has_two), ("browser", _has_browser)):
         wanting = [item for item in items if item.get_closest_marker(marker) is not None]
         if wanting and not present():
             items[:] = [item for item in items if item not in wanting]
@@ -42,9 +42,13 @@ def _has_browser() -> bool:
     return any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
 
 
-def _has_cuda() -> bool:
+def _has_cuda(count: int = 1) -> bool:
     if importlib.util.find_spec("torch") is None:
         return False
     import torch
 
-    return torch.cuda.is_available()  # noqa: TID251
+    return torch.cuda.device_count() >= count  # noqa: TID251
+
+
+def _has_two() -> bool:
+    return _has_cuda(2)

@@ -31,6 +31,7 @@ from octavo.engine.kvcache.geometry import solve
 from octavo.models.registry import load_model
 from octavo.nn.assembly import Binding
 from octavo.nn.formats.dense import DenseFormat
+from octavo.nn.parallel.collectives import broadcast
 from octavo.nn.parallel.mesh import Mesh
 from octavo.ops.compile_ahead import compile_ahead
 from octavo.ops.registry import bind
@@ -143,6 +144,8 @@ def steps(checkpoint: Checkpoint, device: Absent, dtype: str, max_num_seqs: int,
     staging = Staging(device, 4 * (max_num_seqs + 1))
     program = StepProgram(
         model=loaded.model,
+        mesh=Mesh(),
+        share=broadcast(Mesh().tensor),
         slots=slots,
         pool=pool,
         staging=staging,

@@ -43,6 +43,8 @@ def command_of(engine: str, given: argparse.Namespace) -> list[str]:
         given.scale,
     ]
     own = ["--peers", given.peers] if engine == "octavo" else []
+    # Not every peer knows it.
+    own += ["--tp", str(given.tp)] if given.tp > 1 else []
     return [*found, *own, *shlex.split(getattr(given, f"{engine}_flags", ""))]
 
 
@@ -94,6 +96,7 @@ def main() -> None:
     parser.add_argument("--loads", default=ALL)
     parser.add_argument("--scale", default="gpu")
     parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--tp", type=int, default=1, help="GPUs that share every matrix, in every engine")
     parser.add_argument("--count-first", action="store_true", help="let the first repetition count, if there are more")
     parser.add_argument(
         "--peer-python", default=sys.executable, help="their interpreter, or a script that prepares its path"

@@ -94,25 +94,27 @@ def main() -> None:
     parser.add_argument("--scale", default="gpu")
     parser.add_argument("--reps", type=int, default=2)
     parser.add_argument("--profile", default="")
+    parser.add_argument("--tp", type=int, default=1, help="ranks that share every matrix")
     parser.add_argument("--options", default="{}", help="more arguments of LLM, as JSON")
     given = parser.parse_args()
     sys.path.insert(0, given.peers)
     workload = importlib.import_module("workloads").workload
 
     began = time.perf_counter()
-    import torch
-
+    if given.tp == 1:
+        # With several ranks this process needs none of it, and each of them imports its own.
+        importlib.import_module("torch")
     imported = time.perf_counter()
     from octavo import LLM
 
     replays = timed_graphs() if given.profile else []
     known: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 34000}
+    known["tensor_parallel_size"] = given.tp
     llm = LLM(given.model, **{**known, **json.loads(given.options)})
     ready = time.perf_counter()
     first = run(llm, [([7, 8, 9], 1)])
     say(
         what="startup",
-        torch=torch.__version__,
         torch_s=round(imported - began, 2),
         ready_s=round(ready - imported, 2),
         first_token_s=round(first, 3),
@@ -125,9 +127,8 @@ def main() -> None:
             say(what=name, rep=repetition, s=round(seconds, 3), out_tok_s=round(num_out / seconds, 1))
     for num_rows in map(int, filter(None, given.profile.split(","))):
         say(what="decode step", rows=num_rows, **profile(llm, replays, num_rows))
-    local: Any = llm._local  # pyright: ignore[reportPrivateUsage]
-    memory = local.engine.core._executor._runner.ledger.report()
-    say(what="memory", **{owner: f"{size / 2**20:.0f} MiB" for owner, size in memory.items()})
+    for rank, memory in enumerate(llm.collective_rpc("memory")):
+        say(what="memory", rank=rank, **{owner: f"{size / 2**20:.0f} MiB" for owner, size in memory.items()})
     llm.shutdown()
 
 

@@ -64,6 +64,11 @@ def prepare_kernel_caches() -> None:
         os.environ.setdefault(variable, os.path.join(folder, name))  # noqa: TID251
 
 
+def prepare_nccl() -> None:
+    """Leave NVLink multicast alone, unless the user has said something else: where hosts share their cards it can stop them."""
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # noqa: TID251
+
+
 def known_variables() -> dict[str, str]:
     """Return name -> meaning of every variable that is read."""
     return dict(_KNOWN)

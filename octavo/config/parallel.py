@@ -22,3 +22,8 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks in all."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -25,7 +25,7 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
     """Settle every open choice; raises ConfigError where a request cannot be met."""
     decisions: list[str] = []
     dtype = _dtype(config, model, device, decisions)
-    _check_spread(config, model, device)
+    check_spread(config, model)
     max_model_len = config.model.max_model_len or model.max_position
     if max_model_len > model.max_position:
         raise ConfigError(
@@ -54,12 +54,9 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
     )
 
 
-def _check_spread(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> None:
+def check_spread(config: EngineConfig, model: ModelFacts) -> None:
     """Refuse numbers of ranks that the model cannot be spread over, before a process is started for each."""
     tensor, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
-    if device.kind == "cuda" and tensor * stages > 1:
-        name = "tensor_parallel_size" if tensor > 1 else "pipeline_parallel_size"
-        raise ConfigError(f"{name} must be 1 on a GPU so far: ranks meet on hosts only", field=name)
     for what, count in (("attention heads", model.num_heads), ("intermediate features", model.intermediate_size)):
         if count % tensor:
             raise ConfigError(

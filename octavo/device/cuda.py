@@ -11,6 +11,7 @@ import torch
 from torch import cuda  # noqa: TID251
 
 from octavo.base.env import prepare_kernel_caches
+from octavo.base.errors import ConfigError
 from octavo.base.facts import DeviceFacts
 
 
@@ -99,9 +100,12 @@ class CudaDevice:
         cuda.synchronize(self.torch_device)
 
 
-def find() -> CudaDevice | None:
-    """Return the first GPU of this process, or None if it sees none."""
-    if not torch.version.cuda:
+def find(index: int) -> CudaDevice | None:
+    """Return a GPU that this process sees, by number, or None if it sees none. Raises ConfigError if it sees fewer."""
+    if not torch.version.cuda or not cuda.is_available():
         return None
+    count = cuda.device_count()
+    if index >= count:
+        raise ConfigError(f"rank {index} has no GPU of its own: there are {count}", field="tensor_parallel_size")
     prepare_kernel_caches()
-    return CudaDevice() if cuda.is_available() else None
+    return CudaDevice(index)

@@ -1,4 +1,7 @@
-"""Which devices there are, best first. A device is one file with a `find() -> Device | None`, and one row here."""
+"""Which devices there are, best first. A device is one file with a `find(index) -> Device | None`, and one row here.
+
+index: of several of a kind, as ranks take one each.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ def devices() -> Registry:
     return registry
 
 
-def detect(kind: str = "auto") -> Device:
-    """Return the device of this kind, or the first that this machine has; raises ConfigError if there is none."""
+def detect(kind: str = "auto", index: int = 0) -> Device:
+    """Return the device of this kind, or of the first that this machine has; raises ConfigError if there is none."""
     registry = devices()
     if kind not in ("auto", *registry):
         raise ConfigError(unknown_name("device", kind, registry), field="device")
     hosts_last = sorted(registry, key=lambda name: name == "cpu")
     for name in hosts_last if kind == "auto" else (kind,):
-        device: Device | None = registry.load(name)()
+        device: Device | None = registry.load(name)(index)
         if device is not None:
             return device
     raise ConfigError(f"this machine has no {kind} device", field="device")

@@ -27,12 +27,15 @@ class FewRowsLayer(nn.Module):
     """A layer's parts, and the op that does their work."""
 
     def __init__(
-        self, parts: tuple[RMSNorm, QKVLinear, Attention, RowLinear, RMSNorm, GatedMLP], run: few_rows.FewRows
+        self,
+        parts: tuple[RMSNorm, QKVLinear, Attention, RowLinear, RMSNorm, GatedMLP],
+        run: few_rows.FewRows,
+        ranks: few_rows.Ranks | None,
     ) -> None:
         super().__init__()
         # In a tuple, so that they stay in one place of the module tree.
         self._parts = parts
-        self._run = run
+        self._run, self._ranks = run, ranks
 
     def finalize(self) -> None:
         """Look up weights, which have their memory now."""
@@ -66,7 +69,7 @@ class FewRowsLayer(nn.Module):
             lengths=ctx.lengths,
             rotation=attend.rope.rotation(ctx.positions),
         )
-        self._run(residual, self._weights, kept)
+        self._run(residual, self._weights, kept, self._ranks)
 
 
 def few_rows_of(
@@ -83,7 +86,7 @@ def few_rows_of(
         case (RMSNorm(), QKVLinear(), Attention(), RowLinear(), RMSNorm(), GatedMLP()) as parts if not inner:
             why_not = _refusal(*parts, binding)
             binding.note(_NOTE + ("one op" if why_not is None else f"as always, {why_not}"))
-            return FewRowsLayer(parts, run) if why_not is None else None
+            return FewRowsLayer(parts, run, _ranks(binding)) if why_not is None else None
         case _:
             binding.note(f"{_NOTE}as always, they have other parts")
             return None
@@ -103,10 +106,13 @@ def _refusal(
     norms = [norm for norm in (attention_norm, mlp_norm, attend.q_norm, attend.k_norm) if norm is not None]
     heads, rope = attend.local, attend.rope
     asks = (attend.window, attend.softcap, attend.alibi, attend.has_sinks or None, attend.shares, binding.attention)
-    sizes = {size for linear in linears for size in (linear.num_ins, *linear.sizes)}
-    num_bytes = sum(linear.num_ins * sum(linear.sizes) for linear in linears) * getattr(torch, binding.dtype).itemsize
+    num_ins = [linear.num_ins // (binding.mesh.tensor.size if linear.role == "row" else 1) for linear in linears]
+    sizes = {*num_ins, *(size for linear in linears for size in linear.sizes)}
+    num_features = sum(ins * sum(linear.sizes) for ins, linear in zip(num_ins, linears, strict=True))
+    num_bytes = num_features * getattr(torch, binding.dtype).itemsize
     reasons = {
-        "ranks share them": binding.mesh.tensor.size > 1,
+        "ranks share them that do not reach each other's memory": binding.mesh.tensor.size > 1
+        and _ranks(binding) is None,
         "their norms are of another kind": len(norms) % 2 == 1 or any(type(norm) is not RMSNorm for norm in norms),
         "their norms differ in eps": attention_norm.eps != mlp_norm.eps,
         "their weights are packed": any(_dense(linear) is None for linear in linears),
@@ -132,4 +138,9 @@ def _dense(linear: Linear) -> Piece | None:
 def _matrix(linear: Linear) -> Matrix:
     piece = _dense(linear)
     assert piece is not None
-    return piece.get_parameter("weight"), piece.bias
+    return piece.get_parameter("weight"), piece.bias if piece.adds_bias else None
+
+
+def _ranks(binding: Binding) -> few_rows.Ranks | None:
+    group = binding.mesh.tensor.group
+    return None if group is None else group.peers

@@ -21,7 +21,7 @@ from octavo.base.facts import DeviceFacts
 FOLDER = Path(__file__).parent / "csrc" / "cuda"
 # What they are compiled for; later devices of a family run it too. What Hopper alone has runs on no other.
 _ARCHS, _FAMILIES = ("80", "89", "90", "100"), ("sm_8", "sm_9", "sm_10")
-MODULES = {"products": _ARCHS, "attention": _ARCHS, "prefill": ("90a",)}
+MODULES = {"products": _ARCHS, "attention": _ARCHS, "sums": _ARCHS, "prefill": ("90a",)}
 # The driver's numbers for what we ask of it, and of dtypes.
 _CORES, _MAJOR, _MOST_SHARED, _CLUSTER, _DEPENDENT = 16, 75, 8, 4, 6
 _SWIZZLE_128, _PROMOTE_256, _DTYPES = 3, 3, {torch.float16: 6, torch.bfloat16: 9}
@@ -63,21 +63,18 @@ class CudaModule:
 
     def __init__(self, path: Path) -> None:
         self._driver, self._handle = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(self._handle), path.read_bytes())
+        self.call("cuModuleLoadData", ctypes.byref(self._handle), path.read_bytes())
         self._functions: dict[str, ctypes.c_void_p] = {}
         self.num_cores, self.clusters = self._device(_CORES), self._device(_MAJOR) >= 9
 
     def launch(self, kernel: str, parameters: ctypes.Structure, launch: Launch) -> None:
         """Queue a kernel, which takes its parameters in one structure. Raises RuntimeError if the driver refuses."""
-        from triton.runtime import driver
-
-        active: Any = driver.active
         function = self._functions.get(kernel)
         if function is None:
             function = self._functions[kernel] = ctypes.c_void_p()
-            self._call("cuModuleGetFunction", ctypes.byref(function), self._handle, kernel.encode())
+            self.call("cuModuleGetFunction", ctypes.byref(function), self._handle, kernel.encode())
         if launch.shared > _UNASKED:
-            self._call("cuFuncSetAttribute", function, _MOST_SHARED, launch.shared)
+            self.call("cuFuncSetAttribute", function, _MOST_SHARED, launch.shared)
         attributes = (_Attribute * 2)()
         attributes[0].id, attributes[0].value[0] = _DEPENDENT, 1
         attributes[1].id, attributes[1].value[:3] = _CLUSTER, (launch.cluster, 1, 1)
@@ -85,25 +82,34 @@ class CudaModule:
             grid=launch.grid,
             block=(launch.threads, 1, 1),
             shared=launch.shared,
-            stream=active.get_current_stream(active.get_current_device()),
+            stream=current_stream(),
             attributes=attributes,
             num_attributes=2 if launch.cluster > 1 else int(self.clusters),
         )
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(parameters))
-        self._call("cuLaunchKernelEx", ctypes.byref(config), function, arguments, None)
+        self.call("cuLaunchKernelEx", ctypes.byref(config), function, arguments, None)
 
     def _device(self, attribute: int) -> int:
         device, found = ctypes.c_int(), ctypes.c_int()
-        self._call("cuCtxGetDevice", ctypes.byref(device))
-        self._call("cuDeviceGetAttribute", ctypes.byref(found), attribute, device)
+        self.call("cuCtxGetDevice", ctypes.byref(device))
+        self.call("cuDeviceGetAttribute", ctypes.byref(found), attribute, device)
         return found.value
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function of the driver. Raises RuntimeError with what it says if it fails."""
         error = self._driver[name](*arguments)
         if error:
             text = ctypes.c_char_p()
             self._driver.cuGetErrorString(error, ctypes.byref(text))
             raise RuntimeError(f"{name}: {(text.value or b'unknown error').decode()}")
+
+
+def current_stream() -> int:
+    """Return the queue of this thread's device that the tensor library uses now."""
+    from triton.runtime import driver
+
+    active: Any = driver.active
+    return active.get_current_stream(active.get_current_device())
 
 
 @functools.cache
@@ -151,9 +157,12 @@ def refusal(facts: DeviceFacts, dtype: str) -> str | None:
     """Return why the kernels cannot run on a device, or None if they can."""
     if not facts.arch.startswith(_FAMILIES):
         return f"is compiled for sm_80 to sm_103, not {facts.arch}"
-    return (
-        None if all(map(Path.exists, map(_path, MODULES))) else "is not compiled: python -m tools.build_cuda does that"
-    )
+    return None if all(map(compiled, MODULES)) else "is not compiled: python -m tools.build_cuda does that"
+
+
+def compiled(name: str) -> bool:
+    """Return whether the kernels of a file are there."""
+    return _path(name).exists()
 
 
 def _path(name: str) -> Path:

@@ -138,7 +138,8 @@ class StepGraphs:
         return StepShape(num_tokens=num_tokens, num_rows=num_rows, decodes=False, widths=self._widths)
 
     def _add(self, wanted: Wanted) -> None:
-        if self._device.free_memory() < self._most_bytes:
+        # Ranks record together or not at all: a step takes all of them.
+        if self._program.mesh.any(self._device.free_memory() < self._most_bytes, self._device.torch_device):
             self._full = True
             self._missed.clear()
             _log.info("no more steps are recorded: less than %d MiB of memory are left", self._most_bytes >> 20)

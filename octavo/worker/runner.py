@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.base.naming import unknown_name
+from octavo.device.base import Device
 from octavo.device.registry import detect
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
@@ -60,16 +61,27 @@ _WHY = {
 
 
 class ModelRunner:
-    """One rank's model, pages and slots. `assemble` replaces the loader, in tests. mesh: one rank if not given.
+    """One rank's model, pages and slots. `assemble` replaces the loader, in tests.
+
+    device: of this rank, found if it is not given. meet: joins the other ranks; what that takes of the device is accounted for.
 
     The rank that samples gives its tokens to the others of its stage in the same step; earlier stages `learn` them later.
     """
 
-    def __init__(self, spec: WorkerSpec, assemble: Assemble = assemble, mesh: Mesh | None = None) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        assemble: Assemble = assemble,
+        *,
+        device: Device | None = None,
+        meet: Callable[[], Mesh] = Mesh,
+    ) -> None:
         self.spec = spec
-        self.mesh = mesh or Mesh()
-        self.device = detect(spec.device)
+        self.device = device or detect(spec.device)
         self.ledger = Ledger(self.device)
+        self.mesh = meet()
+        if self.mesh.groups:
+            self.ledger.charge("ranks")
         self._share = broadcast(self.mesh.tensor)
         # Of plans whose tokens this stage has not learnt.
         self._unknown: dict[int, SamplingBatch] = {}
@@ -88,7 +100,7 @@ class ModelRunner:
             mesh=self.mesh,
         )
         # Ranks may share a memory: it is measured once all have what they need.
-        self.mesh.barrier()
+        self.mesh.any(False, self.device.torch_device)
         self.ledger.charge("weights")
         self.model, self._kernels = loaded.model, loaded.kernels
         self._no_graphs = why_no_graphs(spec, facts, loaded)
@@ -102,11 +114,14 @@ class ModelRunner:
             total=facts.total_memory,
             others=self._others,
         )
-        graphs = (self._no_graphs or "decode steps are replayed as graphs",)
+        notes = (
+            self._no_graphs or "decode steps are replayed as graphs",
+            *(f"ranks: {g.how}" for g in self.mesh.groups),
+        )
         return WorkerReport(
             layers=loaded.layers,
             free_bytes=free_bytes,
-            decisions=(*loaded.decisions, *decisions, *graphs),
+            decisions=(*loaded.decisions, *decisions, *notes),
             generates=loaded.generates,
         )
 
@@ -126,6 +141,8 @@ class ModelRunner:
             draw = self._kernels.draw
             program = StepProgram(
                 model=self.model,
+                mesh=self.mesh,
+                share=self._share,
                 slots=self.slots,
                 pool=self.pool,
                 staging=self._staging,
@@ -202,11 +219,14 @@ class ModelRunner:
         """Do a step that was recorded, and sample where it did not. index: int64 [S], the rows that sample if not all do."""
         recorded.graph.replay()
         outputs = recorded.outputs
-        if outputs.logits is not None:
+        if outputs.chosen is None:
             sampling = _sampling(rows, outputs.targets, outputs.lengths, index)
+            if outputs.logits is None:
+                return self._put_off(plan, sampling)
             return self._sample(plan, sampling, _picked(outputs.logits, rows, index))
         self.slots.advance(rows.slots[rows.sampling])
-        assert outputs.chosen is not None
+        if self.mesh.tensor.rank:
+            return lambda: StepResult(plan=plan.id)
         chosen = self._staging.fetch(outputs.chosen)
         return lambda: _tokens_of(plan, rows.sampling, chosen.numpy()[:, rows.sampling])
 
@@ -229,10 +249,15 @@ class ModelRunner:
             return lambda: StepResult(plan=plan.id)
         sampling = _sampling(rows, batch.targets, batch.lengths, index)
         if not self.mesh.ends:
-            # The next plans' numbers take the place of these.
-            self._unknown[plan.id] = replace(sampling, targets=sampling.targets.clone())
-            return lambda: StepResult(plan=plan.id)
+            return self._put_off(plan, sampling)
         return self._sample(plan, sampling, self.model.compute_logits(hidden[_picked(batch.last, rows, index)]))
+
+    def _put_off(self, plan: StepPlan, sampling: SamplingBatch) -> Finish:
+        """Keep what is needed to learn the plan's tokens: the next plans' numbers take the place of these."""
+        if len(sampling.sampling):
+            kept = replace(sampling, targets=sampling.targets.clone(), positions=sampling.positions.clone())
+            self._unknown[plan.id] = kept
+        return lambda: StepResult(plan=plan.id)
 
     @torch.inference_mode()
     def learn(self, result: StepResult) -> None:

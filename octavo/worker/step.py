@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from octavo.nn.decoder import CausalLM
+from octavo.nn.parallel.collectives import Collective
+from octavo.nn.parallel.mesh import Mesh
 from octavo.ops.append import Append
 from octavo.ops.draw import Draw
 from octavo.ops.likeliest import Likeliest
@@ -25,7 +27,8 @@ from octavo.worker.staging import Staging
 class StepOutputs:
     """What a step leaves on the device. targets, lengths: of every row, see `Batch`.
 
-    chosen: int64 [2, R] of ids and whether they count, if it chose; otherwise logits: float32 [R, V].
+    chosen: int64 [2, R] of ids and whether they count, if it chose; otherwise logits: float32 [R, V]. Stages before the last
+    have neither.
     """
 
     targets: Tensor
@@ -38,10 +41,12 @@ class StepOutputs:
 class StepProgram:
     """Forward pass and end of a step whose numbers lie at the beginning of `staging.fixed`.
 
-    draw: None if it cannot be recorded.
+    draw: None if it cannot be recorded. share: gives what the rank that samples has to the others of its stage.
     """
 
     model: CausalLM
+    mesh: Mesh
+    share: Collective
     slots: Slots
     pool: PagePool
     staging: Staging
@@ -54,15 +59,22 @@ class StepProgram:
         """Do a step; what was chosen is appended to its slot."""
         batch = make_batch(self.staging.fixed[: shape.num_numbers], shape, self.slots, self.pool)
         hidden = self.model.forward(batch.ids, batch.context)
+        if not self.mesh.ends:
+            return StepOutputs(targets=batch.targets, lengths=batch.lengths)
         logits = self.model.compute_logits(hidden if shape.decodes else hidden[batch.last])
         if ending == "logits":
             return StepOutputs(targets=batch.targets, lengths=batch.lengths, logits=logits)
-        if ending == "greedy":
+        if not self.mesh.samples:
+            shared = torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device)
+            ids, ok = self.share(shared)[0], shared[1].bool()
+        elif ending == "greedy":
             ids, ok = self.likeliest(logits)
         else:
             assert self.draw is not None
             kept = self.slots.sampling
             ids, ok = self.draw(logits, batch.targets, batch.lengths, kept.reals, kept.wholes)
+        if self.mesh.samples and self.mesh.tensor.size > 1:
+            self.share(torch.stack((ids, ok)))
         chosen = self.append(self.slots.history, self.slots.lengths, batch.targets, batch.lengths, ids, ok)
         return StepOutputs(targets=batch.targets, lengths=batch.lengths, chosen=chosen)
 

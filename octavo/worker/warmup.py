@@ -38,8 +38,8 @@ def why_no_graphs(spec: WorkerSpec, facts: DeviceFacts, loaded: AssembledModel) 
         return f"no graphs: {facts.name} records none"
     if not loaded.generates:
         return "no graphs: the model gives vectors"
-    if spec.num_ranks > 1:
-        return "no graphs: several ranks meet inside a step"
+    if spec.num_ranks > 1 and "queue" not in facts.features:
+        return "no graphs: several ranks meet on the host inside a step"
     if loaded.unrecordable:
         return f"no graphs: the host takes part in {', '.join(loaded.unrecordable)}"
     return None

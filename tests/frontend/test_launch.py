@@ -7,15 +7,15 @@ import gc
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from octavo import launch
 from octavo.base.errors import CheckpointError, ConfigError
-from octavo.base.facts import DeviceFacts, ModelFacts, RopeFacts
+from octavo.base.facts import ModelFacts, RopeFacts
 from octavo.config.engine import EngineConfig
-from octavo.config.resolve import resolve
 from octavo.engine.kvcache.geometry import solve
 from octavo.protocol.kept import KeptLayer, KeptTokens, Plane
 
@@ -67,15 +67,12 @@ def test_an_exact_number_of_pages_is_taken_as_it_is():
     assert fit(161, 10, max_model_len=161, num_pages=10)[0] == 161
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_on_gpus_are_refused_as_long_as_they_cannot_meet(name):
-    facts = {"dtypes": ("float32",), "num_cores": 1, "total_memory": 1, "name": "x", "arch": "sm_90"}
-    config = EngineConfig.from_options({name: 2})
-    model = demo_facts(num_layers=4, num_heads=4)
-    assert resolve(config, model, DeviceFacts(kind="cpu", **facts)).dtype == "float32"
-    with pytest.raises(ConfigError, match=f"{name} must be 1 on a GPU so far") as caught:
-        resolve(config, model, DeviceFacts(kind="cuda", **facts))
-    assert caught.value.field == name
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_ranks_are_refused_before_a_device_is_looked_for(kind):
+    config = EngineConfig.from_options({"tensor_parallel_size": 3, "device": kind})
+    with pytest.raises(ConfigError, match="must divide the model's 4 attention heads, 3 does not") as caught:
+        launch._open_executor(config, SimpleNamespace(facts=demo_facts(num_layers=4, num_heads=4)))
+    assert caught.value.field == "tensor_parallel_size"
 
 
 def test_what_an_engine_is_made_of_is_not_looked_at_again():

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from octavo.nn.decoder import DecoderLayer
 from octavo.nn.few_rows import FewRowsLayer
+from octavo.nn.parallel.mesh import Mesh
 from octavo.worker.loader.assemble import AssembledModel
 from tests.models.families import FAMILIES
 from tests.models.oracle import TINY, assemble_folder, make_oracle, oracle_logits, random_tokens
 from tests.models.paged_run import PagedRun
-from tests.models.threads import on_ranks
+from tests.models.threads import PeerThreads, on_ranks
 
 # Heads of a size that the kernels are made for.
 WIDE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
@@ -121,6 +122,20 @@ def test_other_layers_stay_out(tmp_path: Path) -> None:
     assert not any(isinstance(module, FewRowsLayer) for module in found.model.modules())
 
 
+def test_ranks_that_reach_each_other_go_the_other_way_together(tmp_path: Path) -> None:
+    options = {**WIDE, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}
+    oracle, tokens = make_oracle("llama", options), random_tokens(40)
+    oracle.save_pretrained(tmp_path)
+
+    def run(mesh: Mesh) -> Tensor:
+        found = assemble_folder(tmp_path, overrides={"few_rows": "torch"}, mesh=mesh)
+        assert all(taken(found.model))
+        return PagedRun(found).prefill_and_decode(tokens, [7, 1, 22])
+
+    for logits in on_ranks(2, 1, run, PeerThreads):
+        torch.testing.assert_close(logits, oracle_logits(oracle, tokens), rtol=1e-4, atol=1e-3)
+
+
 def test_ranks_and_the_choice_of_kernel(tmp_path: Path) -> None:
     make_oracle("llama", {**WIDE, "num_key_value_heads": 2}).save_pretrained(tmp_path)
     alone = assemble_folder(tmp_path)
@@ -128,7 +143,7 @@ def test_ranks_and_the_choice_of_kernel(tmp_path: Path) -> None:
     assert "few_rows apart: cuda needs a device of cuda, not cpu" in alone.decisions
     for shared in on_ranks(2, 1, lambda mesh: assemble_folder(tmp_path, overrides={"few_rows": "torch"}, mesh=mesh)):
         assert not any(taken(shared.model))
-        assert f"{NOTE}as always, ranks share them" in shared.decisions
+        assert f"{NOTE}as always, ranks share them that do not reach each other's memory" in shared.decisions
     forced = assemble_folder(tmp_path, overrides={"few_rows": "torch"})
     assert "few_rows torch" in forced.unrecordable
     assert "few_rows torch" not in alone.unrecordable

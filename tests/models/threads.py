@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from octavo.nn.parallel.mesh import Axis, Mesh, coordinates
@@ -29,7 +30,7 @@ class Meeting:
 class ThreadGroup:
     """One thread's way to the others."""
 
-    waits = False
+    waits, how, peers = False, "threads", None
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting = meeting
@@ -64,17 +65,32 @@ class ThreadGroup:
     def receive(self, x: Tensor, source: int) -> None:
         x.copy_(self._meeting.sent[source, self._rank].get(timeout=_SECONDS))
 
-    def barrier(self) -> None:
-        self._meeting.barrier.wait(_SECONDS)
+
+class PeerThreads(ThreadGroup):
+    """One that has a quicker way, as cards that reach each other's memory."""
+
+    @property
+    def peers(self) -> PeerThreads:
+        return self
+
+    def part_of(self, total: Tensor) -> Tensor:
+        return total if self._rank == 0 else torch.zeros_like(total)
+
+    def sum(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(sum(self._exchange(x)))
+        if x is not out:
+            x.zero_()
 
 
-def on_ranks(tensor: int, pipeline: int, work: Callable[[Mesh], _T]) -> list[_T]:
+def on_ranks(
+    tensor: int, pipeline: int, work: Callable[[Mesh], _T], group: type[ThreadGroup] = ThreadGroup
+) -> list[_T]:
     """Run `work` on every rank of a mesh at the same time; returns what each returned, by rank."""
     stages = [Meeting(tensor) for _ in range(pipeline)]
     lines = [Meeting(pipeline) for _ in range(tensor)]
 
     def axis(meeting: Meeting, rank: int) -> Axis:
-        return Axis(size=meeting.size, rank=rank, group=ThreadGroup(meeting, rank))
+        return Axis(size=meeting.size, rank=rank, group=group(meeting, rank))
 
     def run(rank: int) -> _T:
         on_tensor, on_pipeline = coordinates(rank, tensor)

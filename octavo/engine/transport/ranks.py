@@ -51,6 +51,10 @@ class RankLine:
         self._answers = _unbounded(self._context, zmq.PUSH)
         self._answers.connect(_answers_endpoint(folder))
 
+    def waiting(self) -> bool:
+        """Return whether the executor has sent something more."""
+        return bool(self._orders.poll(0))
+
     def receive(self) -> bytes:
         """Return what the executor sent next."""
         return self._orders.recv()

@@ -34,7 +34,7 @@ def all_gather(axis: Axis, sizes: Sequence[int]) -> Collective:
 
     def run(x: Tensor) -> Tensor:
         padded = F.pad(x, (0, widest - x.shape[-1])).contiguous()
-        parts = [torch.empty_like(padded) for _ in sizes]
+        parts = padded.new_empty((len(sizes), *padded.shape)).unbind()
         group.all_gather(parts, padded)
         return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], -1)
 

@@ -17,6 +17,7 @@ import torch.distributed
 from torch import Tensor
 
 from octavo.nn.parallel.mesh import Axis, Mesh, coordinates
+from octavo.nn.parallel.nccl import NcclGroup
 
 # Torch's stubs leave out much of what is used here.
 _dist: Any = torch.distributed
@@ -36,7 +37,7 @@ class GlooGroup:
         options = _dist.ProcessGroupGloo._Options()
         options._devices = [_dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = _NEVER
-        self.waits = False
+        self.waits, self.how, self.peers = False, "gloo, through loopback", None
         self._sent: deque[tuple[Any, Tensor]] = deque()
         try:
             self._gloo = _dist.ProcessGroupGloo(store, rank, size, options)
@@ -69,10 +70,6 @@ class GlooGroup:
         """See `Group`."""
         self._wait(lambda: self._gloo.recv([x], source, 0))
 
-    def barrier(self) -> None:
-        """See `Group`."""
-        self._wait(lambda: self._gloo.barrier())
-
     def _wait(self, start: Callable[[], Any]) -> None:
         """Wait for what `start` begins; a rank that is gone may show in its beginning or in its end."""
         self.waits = True
@@ -83,11 +80,11 @@ class GlooGroup:
         self.waits = False
 
 
-def connect(rank: int, *, tensor: int, pipeline: int, spread_experts: bool, folder: str) -> Mesh:
+def connect(rank: int, *, tensor: int, pipeline: int, spread_experts: bool, folder: str, on_gpus: bool) -> Mesh:
     """Return the mesh of a rank among `tensor` * `pipeline`, once all of them are here. Raises PeerLostError.
 
     spread_experts: whole experts are spread over the tensor axis. folder: a private one, the same for all, where nobody has
-    met before.
+    met before. on_gpus: each rank has its own, over NCCL.
     """
     store = _dist.FileStore(str(Path(folder, "ranks")), tensor * pipeline)
     on_tensor, on_pipeline = coordinates(rank, tensor)
@@ -95,7 +92,8 @@ def connect(rank: int, *, tensor: int, pipeline: int, spread_experts: bool, fold
     def axis(name: str, size: int, place: int) -> Axis:
         if size == 1:
             return Axis()
-        return Axis(size=size, rank=place, group=GlooGroup(_dist.PrefixStore(name, store), place, size))
+        make = NcclGroup if on_gpus else GlooGroup
+        return Axis(size=size, rank=place, group=make(_dist.PrefixStore(name, store), place, size))
 
     within = axis(f"tensor {on_pipeline}", tensor, on_tensor)
     return Mesh(

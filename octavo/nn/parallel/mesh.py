@@ -6,16 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from octavo.ops.few_rows import Ranks
 
 
 class Group(Protocol):
     """The ranks of one axis and the way between them. What is received overwrites `x`, contiguous on the device.
 
-    waits: whether this rank waits for another now; may be read from any thread.
+    waits: whether this rank waits for another now; may be read from any thread. how: what it goes over, in words.
     """
 
     waits: bool
+    how: str
+
+    @property
+    def peers(self) -> Ranks | None:
+        """A quicker way for small sums, if there is one."""
+        ...
 
     def all_reduce(self, x: Tensor) -> None:
         """Sum over all ranks."""
@@ -35,10 +44,6 @@ class Group(Protocol):
 
     def receive(self, x: Tensor, source: int) -> None:
         """Wait for what a rank has sent."""
-        ...
-
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
         ...
 
 
@@ -87,13 +92,21 @@ class Mesh:
     @property
     def waits(self) -> bool:
         """Whether this rank waits for another now; may be asked from any thread."""
-        return any(axis.group is not None and axis.group.waits for axis in (self.tensor, self.expert, self.pipeline))
+        return any(group.waits for group in self.groups)
 
-    def barrier(self) -> None:
-        """Wait until every rank of the mesh is here."""
-        for axis in (self.tensor, self.pipeline):
-            if axis.group is not None:
-                axis.group.barrier()
+    @property
+    def groups(self) -> list[Group]:
+        """The groups that this rank is in."""
+        return [axis.group for axis in (self.tensor, self.pipeline) if axis.group is not None]
+
+    def any(self, here: bool, device: torch.device) -> bool:
+        """Wait until every rank has come here; return whether `here` holds for one of them. device: where its tensors live."""
+        if self.groups:
+            count = torch.full((4,), here, dtype=torch.float32, device=device)
+            for group in self.groups:
+                group.all_reduce(count)
+            return bool(count[0].item())
+        return here
 
 
 def coordinates(rank: int, tensor: int) -> tuple[int, int]:

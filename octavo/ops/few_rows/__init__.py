@@ -58,10 +58,22 @@ class RowPages:
     rotation: Rotation
 
 
+class Ranks(Protocol):
+    """Those that share a layer: each has a part of what its output and its last product add to the residual stream."""
+
+    def part_of(self, total: Tensor) -> Tensor:
+        """Return where this rank's part is to be added."""
+        ...
+
+    def sum(self, x: Tensor, out: Tensor) -> None:
+        """Bring the sum of all parts into every rank's `out`."""
+        ...
+
+
 class FewRows(Protocol):
     """Attention, then gated feed-forward, each normalized before and added to the residual stream."""
 
-    def __call__(self, residual: Tensor, layer: LayerWeights, pages: RowPages) -> None:
+    def __call__(self, residual: Tensor, layer: LayerWeights, pages: RowPages, ranks: Ranks | None = None) -> None:
         """Overwrite residual [T, N], T <= 8; write each row's key and value into its page.
 
         Products are rounded once, and once more when they are added.
@@ -69,7 +81,7 @@ class FewRows(Protocol):
         ...
 
 
-def apart(residual: Tensor, layer: LayerWeights, pages: RowPages) -> NoReturn:
+def apart(residual: Tensor, layer: LayerWeights, pages: RowPages, ranks: Ranks | None = None) -> NoReturn:
     """Stand for no kernel: layers call those of their parts."""
     raise AssertionError("layers call the kernels of their parts")
 

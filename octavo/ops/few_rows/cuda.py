@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.base.intmath import ceil_div
 from octavo.ops.cuda_module import Launch, address, module
-from octavo.ops.few_rows import LayerWeights, Matrix, RowPages
+from octavo.ops.few_rows import LayerWeights, Matrix, Ranks, RowPages
 
 # As in csrc/cuda: threads, elements between rows in shared memory, tokens that a block of attention takes at once, and how
 # many times it loads ahead.
@@ -64,15 +64,20 @@ def splits_of(num_rows: int, num_kv_heads: int, capacity: int, num_cores: int, c
     return splits, min(splits, _MOST_CLUSTER) if clusters else 1
 
 
-def few_rows(residual: Tensor, layer: LayerWeights, pages: RowPages) -> None:
+def few_rows(residual: Tensor, layer: LayerWeights, pages: RowPages, ranks: Ranks | None = None) -> None:
     """See `FewRows`."""
     assert residual.is_contiguous()
     if len(residual) == 0:
         return
+    part = residual if ranks is None else ranks.part_of(residual)
     qkv = _of_normalized(residual, layer.attention_norm, layer.qkv, layer)
-    _add(*_attend(qkv, layer, pages), layer.out, residual)
+    _add(*_attend(qkv, layer, pages), layer.out, part)
+    if ranks is not None:
+        ranks.sum(part, residual)
     inner = _of_normalized(residual, layer.mlp_norm, layer.gate_up, layer, gated=True)
-    _add(inner, None, layer.down, residual)
+    _add(inner, None, layer.down, part)
+    if ranks is not None:
+        ranks.sum(part, residual)
 
 
 def _of_normalized(

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from octavo.base.errors import EngineDeadError, known_error
+from octavo.base.facts import DeviceFacts
 from octavo.engine.child import Child
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
@@ -25,6 +26,8 @@ from octavo.worker.executors.orders import (
     Done,
     Execute,
     Failed,
+    Found,
+    Load,
     Loaded,
     Order,
     Pulse,
@@ -45,18 +48,17 @@ _STOP_SECONDS = 5.0
 
 
 class MultiprocExecutor:
-    """The ranks of a mesh on this machine (see `octavo.engine.executor.Executor`).
+    """The ranks of a mesh on this machine (see `octavo.engine.executor.Executor`). They are on their way once this is made.
 
-    timeout: seconds without an answer after which a plan's ranks count as hanging. They end with this process, however that
-    happens.
+    device: its kind, of which each takes one. timeout: seconds without an answer after which a plan's ranks count as hanging.
+    They end with this process, however that happens.
     """
 
-    def __init__(self, spec: WorkerSpec, timeout: float) -> None:
-        self._spec = spec
+    def __init__(self, device: str, num_ranks: int, timeout: float) -> None:
         self._timeout = timeout
         self._folder = make_folder()
-        self._hub = RankHub(self._folder, spec.num_ranks)
-        self._beats = Pulse(self._folder, spec.num_ranks).beats
+        self._hub = RankHub(self._folder, num_ranks)
+        self._beats = Pulse(self._folder, num_ranks).beats
         self._orders, self._answers = order_codec(), answer_codec()
         self._in_flight: deque[StepPlan] = deque()
         self._results: dict[int, dict[int, StepResult]] = {}
@@ -68,16 +70,26 @@ class MultiprocExecutor:
         self._ranks = [
             Child(
                 "octavo.worker.executors.rank",
-                msgspec.msgpack.encode(RankStart(spec=spec, rank=rank, folder=self._folder)),
+                msgspec.msgpack.encode(RankStart(device=device, rank=rank, num_ranks=num_ranks, folder=self._folder)),
                 f"the process of rank {rank}",
             )
-            for rank in range(spec.num_ranks)
+            for rank in range(num_ranks)
         ]
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process ids, by rank."""
         return tuple(child.pid for child in self._ranks)
+
+    def survey(self) -> DeviceFacts:
+        """Wait until every rank has found its device; return what the first one's is. Raises what finding raises."""
+        found = [self._receive(None) for _ in self._ranks]
+        return next(answer.facts for answer in found if isinstance(answer, Found) and answer.rank == 0)
+
+    def start(self, spec: WorkerSpec) -> None:
+        """Let every rank load its part; they have found their devices."""
+        self._spec = spec
+        self._send(Load(spec=spec))
 
     def load(self) -> WorkerReport:
         """Wait until every rank has loaded its part; raises what loading raises."""

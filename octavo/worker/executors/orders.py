@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from octavo.base.facts import DeviceFacts
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.protocol.codec import Codec
@@ -16,11 +17,18 @@ from octavo.worker.spec import WorkerSpec
 
 
 class RankStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank is told at its start. folder: a private one, where all ranks of the executor meet."""
+    """What a rank is told at its start. device: its kind. folder: a private one, where all ranks of the executor meet."""
+
+    device: str
+    rank: int
+    num_ranks: int
+    folder: str
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """Load this rank's part of the model."""
 
     spec: WorkerSpec
-    rank: int
-    folder: str
 
 
 class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag="allocate"):
@@ -35,6 +43,13 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute"):
 
     plan: StepPlan
     known: tuple[StepResult, ...] = ()
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
+    """A rank has found its device."""
+
+    rank: int
+    facts: DeviceFacts
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag="loaded"):
@@ -66,8 +81,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     lost: bool = False
 
 
-Order = Allocate | Execute
-Answer = Loaded | Allocated | Done | Failed
+Order = Load | Allocate | Execute
+Answer = Found | Loaded | Allocated | Done | Failed
 
 
 def order_codec() -> Codec[Order]:

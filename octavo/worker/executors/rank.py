@@ -8,16 +8,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import assert_never
+from collections import deque
 
 import msgspec
 
 from octavo.base.errors import OctavoError
+from octavo.device.registry import detect
 from octavo.engine.child import Parent
 from octavo.engine.transport.endpoints import remove_folder
 from octavo.engine.transport.ranks import RankLine
 from octavo.nn.parallel.gloo import PeerLostError, connect
 from octavo.nn.parallel.mesh import Mesh
+from octavo.protocol.step import StepPlan
 from octavo.worker.executors.orders import (
     Allocate,
     Allocated,
@@ -25,6 +27,8 @@ from octavo.worker.executors.orders import (
     Done,
     Execute,
     Failed,
+    Found,
+    Load,
     Loaded,
     Pulse,
     RankStart,
@@ -32,6 +36,7 @@ from octavo.worker.executors.orders import (
     asks_every_rank,
     order_codec,
 )
+from octavo.worker.results import Pending
 from octavo.worker.runner import ModelRunner
 from octavo.worker.threads import take_threads
 
@@ -43,32 +48,53 @@ class _Watch(threading.Thread):
 
     def __init__(self, parent: Parent, start: RankStart) -> None:
         super().__init__(name="watch", daemon=True)
-        self.mesh = Mesh()
+        self.mesh, self.in_flight = Mesh(), deque[tuple[StepPlan, Pending]]()
         self._parent = parent
         self._start = start
 
     def run(self) -> None:
         """Beat until the parent is gone."""
         start = self._start
-        beats = Pulse(start.folder, start.spec.num_ranks).beats
+        beats = Pulse(start.folder, start.num_ranks).beats
         beats[start.rank] = time.monotonic(), False
         while not self._parent.gone_within(PULSE_SECONDS):
-            beats[start.rank] = time.monotonic(), self.mesh.waits
+            beats[start.rank] = time.monotonic(), self.mesh.waits or len(self.in_flight) > 0
         remove_folder(start.folder)
         os._exit(0)
 
 
 def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
     """Load, then follow orders; ends only by an error."""
-    spec, rank, orders, answers = start.spec, start.rank, order_codec(), answer_codec()
+    rank, orders, answers, in_flight = start.rank, order_codec(), answer_codec(), watch.in_flight
+    device = detect(start.device, rank)
+    line.send(answers.encode(Found(rank=rank, facts=device.facts)))
+    load = orders.decode(line.receive())
+    assert isinstance(load, Load)
+    spec = load.spec
     take_threads(spec)
-    mesh = watch.mesh = connect(
-        rank, tensor=spec.tensor, pipeline=spec.pipeline, spread_experts=spec.spread_experts, folder=start.folder
-    )
-    runner = ModelRunner(spec, mesh=mesh)
+
+    def meet() -> Mesh:
+        watch.mesh = connect(
+            rank,
+            tensor=spec.tensor,
+            pipeline=spec.pipeline,
+            spread_experts=spec.spread_experts,
+            folder=start.folder,
+            on_gpus=device.facts.kind == "cuda",
+        )
+        return watch.mesh
+
+    runner = ModelRunner(spec, device=device, meet=meet)
     report = runner.load()
     line.send(answers.encode(Loaded(rank=rank, report=report)))
     while True:
+        while in_flight and not line.waiting():
+            plan, pending = in_flight[0]
+            if pending.ready_within(0):
+                result = pending.result()
+                if runner.mesh.samples or asks_every_rank(plan):
+                    line.send(answers.encode(Done(rank=rank, result=result)))
+                in_flight.popleft()
         order = orders.decode(line.receive())
         match order:
             case Allocate():
@@ -77,11 +103,9 @@ def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
             case Execute():
                 for result in order.known:
                     runner.learn(result)
-                result = runner.execute(order.plan)
-                if mesh.samples or asks_every_rank(order.plan):
-                    line.send(answers.encode(Done(rank=rank, result=result)))
-            case _:
-                assert_never(order)
+                in_flight.append((order.plan, runner.launch(order.plan)))
+            case Load():
+                raise AssertionError("a rank loads once")
 
 
 def main() -> int:
