@@ -62,13 +62,6 @@ class EngineCore:
 
         Raises EngineDeadError when the workers are gone. lockstep: see `Scheduler.plan`.
         """
-        delta = self._step(lockstep)
-        if self._tell is not None:
-            self._tell(self._log)
-            self._log.clear()
-        return delta
-
-    def _step(self, lockstep: int | None) -> TokenDelta | None:
         scheduler = self._scheduler
         plan = scheduler.plan(lockstep)
         if plan is not None:
@@ -76,7 +69,12 @@ class EngineCore:
         if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight >= scheduler.state.limits.depth):
             result = self._executor.collect()
             assert result is not None
-            return scheduler.commit(result)
-        if plan is None:
-            self._executor.check()
-        return scheduler.news()
+            delta = scheduler.commit(result)
+        else:
+            if plan is None:
+                self._executor.check()
+            delta = scheduler.news()
+        if self._tell is not None:
+            self._tell(self._log)
+            self._log.clear()
+        return delta
