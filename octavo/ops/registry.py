@@ -23,14 +23,12 @@ from octavo.ops import (
     latent_attention,
     layer_norm,
     likeliest,
-    logits,
     packed_product,
     page_copy,
     page_write,
     paged_attention,
     product,
     rms_norm,
-    rope,
     rope_write,
     row_attention,
 )
@@ -41,7 +39,7 @@ _OPS = (
     rms_norm.ADD_RMS_NORM,
     layer_norm.LAYER_NORM,
     layer_norm.ADD_LAYER_NORM,
-    rope.ROPE,
+    rope_write.ROPE,
     gated_activation.ACTIVATION,
     gated_activation.GATED_ACTIVATION,
     grouped_experts.GROUPED_EXPERTS,
@@ -54,7 +52,7 @@ _OPS = (
     latent_attention.LATENT_ATTENTION,
     row_attention.ROW_ATTENTION,
     cross_attention.CROSS_ATTENTION,
-    logits.LOGITS,
+    product.LOGITS,
     likeliest.LIKELIEST,
     append.APPEND,
     draw.DRAW,
@@ -77,7 +75,7 @@ class Kernels:
     add_rms_norm: rms_norm.AddRmsNorm
     layer_norm: layer_norm.LayerNorm
     add_layer_norm: layer_norm.AddLayerNorm
-    rope: rope.Rope
+    rope: rope_write.Rope
     activation: gated_activation.ActivationOf
     gated_activation: gated_activation.GatedActivation
     grouped_experts: grouped_experts.GroupedExperts
@@ -90,7 +88,7 @@ class Kernels:
     latent_attention: latent_attention.LatentAttention
     row_attention: row_attention.RowAttention
     cross_attention: cross_attention.CrossAttention
-    logits: logits.Logits
+    logits: product.Logits
     likeliest: likeliest.Likeliest
     append: append.Append
     draw: draw.Draw
