@@ -1,4 +1,4 @@
-"""Rotation alone, and normalize, rotate and write in one Triton kernel: a program takes one token and a few heads of q, of k or of v.
+"""Rotation alone, and with norms and page writes, in Triton: a program takes one token and a few heads of q, of k or of v.
 
 Shapes: T tokens, H query heads, K key/value heads, D head size, R <= D rotated features.
 """
