@@ -14,8 +14,8 @@ from octavo.base.registry import Registry, import_path
 from octavo.ops import (
     append,
     causal_conv,
-    cross_attention,
     draw,
+    encoder_attention,
     few_rows,
     gated_activation,
     gated_delta_rule,
@@ -30,7 +30,6 @@ from octavo.ops import (
     product,
     rms_norm,
     rope_write,
-    row_attention,
 )
 from octavo.ops.candidate import Candidate, Op, choose
 
@@ -50,8 +49,8 @@ _OPS = (
     rope_write.ROPE_WRITE,
     paged_attention.PAGED_ATTENTION,
     latent_attention.LATENT_ATTENTION,
-    row_attention.ROW_ATTENTION,
-    cross_attention.CROSS_ATTENTION,
+    encoder_attention.ROW_ATTENTION,
+    encoder_attention.CROSS_ATTENTION,
     product.LOGITS,
     likeliest.LIKELIEST,
     append.APPEND,
@@ -86,8 +85,8 @@ class Kernels:
     rope_write: rope_write.RopeWrite
     paged_attention: paged_attention.PagedAttention
     latent_attention: latent_attention.LatentAttention
-    row_attention: row_attention.RowAttention
-    cross_attention: cross_attention.CrossAttention
+    row_attention: encoder_attention.RowAttention
+    cross_attention: encoder_attention.CrossAttention
     logits: product.Logits
     likeliest: likeliest.Likeliest
     append: append.Append

@@ -73,7 +73,7 @@ def attention_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
         q = random(tokens, 8, size, dtype=dtype)
         yield f"{op}_attention.triton:{op}_attention", (q, *planes, table, starts, lengths, scoring)
     q = random(300, 8, 64)
-    yield "row_attention.triton:row_attention", (q, q, q, torch.zeros(2, dtype=torch.int32), 0.1)
+    yield "encoder_attention.triton:row_attention", (q, q, q, torch.zeros(2, dtype=torch.int32), 0.1)
     table, lengths = torch.zeros(3, 100, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
     # Small chips have no room for latents of float32.
     for dtype, tokens in ((BFLOAT16, 3), (torch.float32, 40))[: 2 if shared_bytes() > 128 * 1024 else 1]:
