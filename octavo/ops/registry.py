@@ -13,21 +13,19 @@ from octavo.base.plugins import extend
 from octavo.base.registry import Registry, import_path
 from octavo.ops import (
     append,
-    causal_conv,
     draw,
     encoder_attention,
     few_rows,
     gated_activation,
-    gated_delta_rule,
     grouped_experts,
     latent_attention,
     layer_norm,
     likeliest,
     packed_product,
-    page_copy,
     page_write,
     paged_attention,
     product,
+    recurrence,
     rms_norm,
     rope_write,
 )
@@ -45,7 +43,7 @@ _OPS = (
     grouped_experts.EXPERTS_IN_TURN,
     page_write.PAGE_WRITE,
     page_write.PLANE_WRITE,
-    page_copy.PAGE_COPY,
+    page_write.PAGE_COPY,
     rope_write.ROPE_WRITE,
     paged_attention.PAGED_ATTENTION,
     latent_attention.LATENT_ATTENTION,
@@ -57,8 +55,8 @@ _OPS = (
     draw.DRAW,
     product.PRODUCT,
     packed_product.PACKED_PRODUCT,
-    causal_conv.CAUSAL_CONV,
-    gated_delta_rule.GATED_DELTA_RULE,
+    recurrence.CAUSAL_CONV,
+    recurrence.GATED_DELTA_RULE,
     few_rows.FEW_ROWS,
 )
 
@@ -81,7 +79,7 @@ class Kernels:
     experts_in_turn: grouped_experts.GroupedExperts
     page_write: page_write.PageWrite
     plane_write: page_write.PlaneWrite
-    page_copy: page_copy.PageCopy
+    page_copy: page_write.PageCopy
     rope_write: rope_write.RopeWrite
     paged_attention: paged_attention.PagedAttention
     latent_attention: latent_attention.LatentAttention
@@ -93,8 +91,8 @@ class Kernels:
     draw: draw.Draw
     product: product.Product
     packed_product: packed_product.PackedProduct
-    causal_conv: causal_conv.CausalConv
-    gated_delta_rule: gated_delta_rule.GatedDeltaRule
+    causal_conv: recurrence.CausalConv
+    gated_delta_rule: recurrence.GatedDeltaRule
     few_rows: few_rows.FewRows
     decisions: tuple[str, ...]
     unrecordable: Mapping[str, object]
