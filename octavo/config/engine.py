@@ -50,13 +50,7 @@ class EngineConfig:
         Options of vLLM's that Octavo has not are noted in the log, or refused with the reason (`octavo.config.foreign`); those of
         the server are noted.
         """
-        concerns: dict[str, Any] = {
-            "model": ModelConfig,
-            "cache": CacheConfig,
-            "schedule": ScheduleConfig,
-            "parallel": ParallelConfig,
-            "device": DeviceConfig,
-        }
+        concerns: dict[str, Any] = {declared.name: declared.default_factory for declared in fields(EngineConfig)}
         homes = {declared.name: concern for concern, cls in concerns.items() for declared in fields(cls)}
         split: dict[str, dict[str, Any]] = {concern: {} for concern in concerns}
         for given, value in options.items():

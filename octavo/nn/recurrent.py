@@ -18,7 +18,7 @@ from octavo.nn.linear import Linear, Part
 from octavo.nn.parallel.mesh import Mesh
 from octavo.nn.parallel.placement import share
 from octavo.nn.vector import Vector
-from octavo.ops.states import StatePages
+from octavo.ops.recurrence import StatePages
 from octavo.protocol.kept import KeptLayer, KeptState, Plane
 
 

@@ -13,26 +13,21 @@ from octavo.base.plugins import extend
 from octavo.base.registry import Registry, import_path
 from octavo.ops import (
     append,
-    causal_conv,
-    cross_attention,
     draw,
+    encoder_attention,
     few_rows,
     gated_activation,
-    gated_delta_rule,
     grouped_experts,
     latent_attention,
     layer_norm,
     likeliest,
-    logits,
     packed_product,
-    page_copy,
     page_write,
     paged_attention,
     product,
+    recurrence,
     rms_norm,
-    rope,
     rope_write,
-    row_attention,
 )
 from octavo.ops.candidate import Candidate, Op, choose
 
@@ -41,27 +36,27 @@ _OPS = (
     rms_norm.ADD_RMS_NORM,
     layer_norm.LAYER_NORM,
     layer_norm.ADD_LAYER_NORM,
-    rope.ROPE,
+    rope_write.ROPE,
     gated_activation.ACTIVATION,
     gated_activation.GATED_ACTIVATION,
     grouped_experts.GROUPED_EXPERTS,
     grouped_experts.EXPERTS_IN_TURN,
     page_write.PAGE_WRITE,
     page_write.PLANE_WRITE,
-    page_copy.PAGE_COPY,
+    page_write.PAGE_COPY,
     rope_write.ROPE_WRITE,
     paged_attention.PAGED_ATTENTION,
     latent_attention.LATENT_ATTENTION,
-    row_attention.ROW_ATTENTION,
-    cross_attention.CROSS_ATTENTION,
-    logits.LOGITS,
+    encoder_attention.ROW_ATTENTION,
+    encoder_attention.CROSS_ATTENTION,
+    product.LOGITS,
     likeliest.LIKELIEST,
     append.APPEND,
     draw.DRAW,
     product.PRODUCT,
     packed_product.PACKED_PRODUCT,
-    causal_conv.CAUSAL_CONV,
-    gated_delta_rule.GATED_DELTA_RULE,
+    recurrence.CAUSAL_CONV,
+    recurrence.GATED_DELTA_RULE,
     few_rows.FEW_ROWS,
 )
 
@@ -77,27 +72,27 @@ class Kernels:
     add_rms_norm: rms_norm.AddRmsNorm
     layer_norm: layer_norm.LayerNorm
     add_layer_norm: layer_norm.AddLayerNorm
-    rope: rope.Rope
+    rope: rope_write.Rope
     activation: gated_activation.ActivationOf
     gated_activation: gated_activation.GatedActivation
     grouped_experts: grouped_experts.GroupedExperts
     experts_in_turn: grouped_experts.GroupedExperts
     page_write: page_write.PageWrite
     plane_write: page_write.PlaneWrite
-    page_copy: page_copy.PageCopy
+    page_copy: page_write.PageCopy
     rope_write: rope_write.RopeWrite
     paged_attention: paged_attention.PagedAttention
     latent_attention: latent_attention.LatentAttention
-    row_attention: row_attention.RowAttention
-    cross_attention: cross_attention.CrossAttention
-    logits: logits.Logits
+    row_attention: encoder_attention.RowAttention
+    cross_attention: encoder_attention.CrossAttention
+    logits: product.Logits
     likeliest: likeliest.Likeliest
     append: append.Append
     draw: draw.Draw
     product: product.Product
     packed_product: packed_product.PackedProduct
-    causal_conv: causal_conv.CausalConv
-    gated_delta_rule: gated_delta_rule.GatedDeltaRule
+    causal_conv: recurrence.CausalConv
+    gated_delta_rule: recurrence.GatedDeltaRule
     few_rows: few_rows.FewRows
     decisions: tuple[str, ...]
     unrecordable: Mapping[str, object]

@@ -12,7 +12,7 @@ from octavo.base.errors import UnsupportedError
 from octavo.device.base import Device
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
 from octavo.nn.context import LayerPages
-from octavo.ops.page_copy import PageCopy
+from octavo.ops.page_write import PageCopy
 from octavo.protocol.arrays import Int32Array
 from octavo.protocol.step import DEVICE
 

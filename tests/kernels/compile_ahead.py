@@ -19,8 +19,8 @@ from triton.runtime.jit import JITFunction
 
 from octavo.base.registry import import_path
 from octavo.ops.paged_attention import Scoring
+from octavo.ops.recurrence import StatePages
 from octavo.ops.rope_write import HeadNorms, Rotation
-from octavo.ops.states import StatePages
 from octavo.ops.triton_target import shared_bytes
 from tools.absent_gpu import AbsentDriver
 
@@ -38,14 +38,14 @@ def calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
     places = torch.arange(TOKENS)
     yield "rms_norm.triton:rms_norm", (q, weight, 1e-6)
     yield "rms_norm.triton:add_rms_norm", (random(TOKENS, 4096), random(TOKENS, 4096), random(4096), 1e-6)
-    yield "layer_norm.triton:add_layer_norm", (random(5, 768), random(5, 768), random(768), random(768), 1e-6)
-    yield "rope.triton:rope", (q, k, places, torch.randn(40, 128))
+    yield "rms_norm.triton:add_layer_norm", (random(5, 768), random(5, 768), random(768), random(768), 1e-6)
+    yield "rope_write.triton:rope", (q, k, places, torch.randn(40, 128))
     pages = random(10, 2, 8, 16, 128).unbind(1)
     yield "page_write.triton:page_write", (k, v, *pages, places, places)
     norms = HeadNorms(q=weight, k=weight, eps=1e-6)
     rotation = Rotation(positions=places, table=torch.randn(40, 128))
     yield "rope_write.triton:rope_write", (q, k, v, norms, rotation, pages, places, places)
-    yield "page_copy.triton:page_copy", (torch.zeros(9, 4096, dtype=torch.uint8), places[:2], places[2:4])
+    yield "page_write.triton:page_copy", (torch.zeros(9, 4096, dtype=torch.uint8), places[:2], places[2:4])
     yield from attention_calls()
     yield from other_calls()
     gate, up = random(TOKENS, 2 * 3072).chunk(2, -1)
@@ -71,9 +71,10 @@ def attention_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
         table, lengths = torch.zeros(rows, 100, dtype=torch.int32), torch.ones(rows, dtype=torch.int32)
         starts = torch.zeros(rows + 1, dtype=torch.int32)
         q = random(tokens, 8, size, dtype=dtype)
-        yield f"{op}_attention.triton:{op}_attention", (q, *planes, table, starts, lengths, scoring)
+        folder = "encoder" if op == "cross" else op
+        yield f"{folder}_attention.triton:{op}_attention", (q, *planes, table, starts, lengths, scoring)
     q = random(300, 8, 64)
-    yield "row_attention.triton:row_attention", (q, q, q, torch.zeros(2, dtype=torch.int32), 0.1)
+    yield "encoder_attention.triton:row_attention", (q, q, q, torch.zeros(2, dtype=torch.int32), 0.1)
     table, lengths = torch.zeros(3, 100, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
     # Small chips have no room for latents of float32.
     for dtype, tokens in ((BFLOAT16, 3), (torch.float32, 40))[: 2 if shared_bytes() > 128 * 1024 else 1]:
@@ -89,10 +90,10 @@ def other_calls() -> Iterator[tuple[str, tuple[Any, ...]]]:
     before, fresh = torch.zeros(2, 1, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
     pages = StatePages(before=before, after=before, fresh=fresh)
     starts = torch.zeros(3, dtype=torch.int32)
-    yield "causal_conv.triton:causal_conv", (random(5, 512), random(512, 4), random(9, 4, 1, 384), pages, starts)
+    yield "recurrence.triton:causal_conv", (random(5, 512), random(512, 4), random(9, 4, 1, 384), pages, starts)
     heads, rates = random(5, 4, 128), torch.rand(5, 4)
     states = torch.zeros(9, 4, 1, 128 * 128)
-    yield "gated_delta_rule.triton:gated_delta_rule", (heads, heads, heads, rates, rates, states, pages, starts)
+    yield "recurrence.triton:gated_delta_rule", (heads, heads, heads, rates, rates, states, pages, starts)
     up, down = (SimpleNamespace(tensors={"weight": random(8, *shape)}) for shape in ((1536, 256), (256, 768)))
     for pairs in (10, 2000):
         experts, weights = torch.zeros(pairs // 2, 2, dtype=torch.int64), torch.rand(pairs // 2, 2)

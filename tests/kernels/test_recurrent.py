@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.ops.states import StatePages
+from octavo.ops.recurrence import StatePages
 from tests.kernels.binding import NAN, candidates, kernel
 
 ROWS = [(0, 1), (7, 1), (5, 70), (0, 3), (2, 130), (0, 64)]  # tokens before the step, tokens in it

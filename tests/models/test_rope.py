@@ -17,7 +17,7 @@ from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
 from octavo.base.facts import ModelFacts, RopeFacts
 from octavo.checkpoint.hf_config import read_hf_facts
 from octavo.nn.rope import rope_table
-from octavo.ops.rope.reference import rope
+from octavo.ops.rope_write.reference import rope
 
 LONG = [1.0, 1.2, 2.0, 3.5, 5.0, 9.0, 17.0, 31.0]
 SHORT = [1.0, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0]

@@ -9,7 +9,7 @@ import torch
 from octavo.base.errors import UnsupportedError
 from octavo.device.cpu import CpuDevice
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
-from octavo.ops.page_copy.reference import page_copy
+from octavo.ops.page_write.reference import page_copy
 from octavo.protocol.arrays import rows32
 from octavo.protocol.kept import KeptTokens, Plane
 from octavo.protocol.step import DEVICE, HOST

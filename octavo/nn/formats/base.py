@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo.ops.logits import Logits
+from octavo.ops.product import Logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from octavo.nn.formats.base import Sliced, TensorSpec
-from octavo.ops.logits import Logits
-from octavo.ops.product import Product
+from octavo.ops.product import Logits, Product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

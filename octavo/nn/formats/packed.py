@@ -10,8 +10,8 @@ from torch import Tensor
 
 from octavo.checkpoint.ggml_types import GGML_TYPES
 from octavo.nn.formats.base import Sliced, TensorSpec
-from octavo.ops.logits import Logits
 from octavo.ops.packed_product import PackedProduct
+from octavo.ops.product import Logits
 
 _KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 

@@ -31,5 +31,6 @@ class AddLayerNorm(Protocol):
         ...
 
 
-LAYER_NORM = usual_op("layer_norm", native="norm")
-ADD_LAYER_NORM = usual_op("add_layer_norm", folder="layer_norm", native="norm")
+# Their kernels are those of the root-mean-square norm, which do not take the mean away.
+LAYER_NORM = usual_op("layer_norm", folder="rms_norm", native="norm")
+ADD_LAYER_NORM = usual_op("add_layer_norm", folder="rms_norm", native="norm")

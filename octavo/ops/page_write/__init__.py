@@ -1,6 +1,6 @@
-"""Writing the keys and values of a step's tokens into their pages.
+"""Writing the keys and values of a step's tokens into their pages; and copying whole pages (forks, state checkpoints, tiers).
 
-Shapes: T tokens, K key/value heads, D head size, P pages in the pool, B tokens a block.
+Shapes: T tokens, K key/value heads, D head size, P pages in the pool, B tokens a block, N bytes a page, C copies.
 """
 
 from __future__ import annotations
@@ -36,5 +36,17 @@ class PlaneWrite(Protocol):
         ...
 
 
+class PageCopy(Protocol):
+    """Copy pages that do not depend on each other."""
+
+    def __call__(self, pool: Tensor, sources: Tensor, targets: Tensor) -> None:
+        """Copy page `sources[i]` to page `targets[i]` of pool, uint8 [P, N].
+
+        sources, targets: int64 [C]; no target is a source or another's target.
+        """
+        ...
+
+
 PAGE_WRITE = usual_op("page_write", native="plane_write")
 PLANE_WRITE = usual_op("plane_write", folder="page_write", native="plane_write")
+PAGE_COPY = usual_op("page_copy", folder="page_write")

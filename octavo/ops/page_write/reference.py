@@ -1,4 +1,4 @@
-"""Page writes in plain torch."""
+"""Page writes and copies in plain torch."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def page_write(
 def plane_write(x: Tensor, plane: Tensor, pages: Tensor, offsets: Tensor) -> None:
     """See `PlaneWrite`."""
     plane[pages, :, offsets] = x
+
+
+def page_copy(pool: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """See `PageCopy`."""
+    pool.index_copy_(0, targets, pool.index_select(0, sources))

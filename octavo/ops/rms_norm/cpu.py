@@ -20,6 +20,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return normalized(x, residual, weight, None, eps, centered=False)
 
 
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """See `LayerNorm`."""
+    return normalized(x, None, weight, bias, eps, centered=True)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """See `AddLayerNorm`."""
+    return normalized(x, residual, weight, bias, eps, centered=True)
+
+
 def normalized(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, *, centered: bool
 ) -> Tensor:

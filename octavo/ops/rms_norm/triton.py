@@ -69,6 +69,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return normalized(x, residual, weight, None, eps, center=False)
 
 
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """See `LayerNorm`."""
+    return normalized(x, None, weight, bias, eps, center=True)
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """See `AddLayerNorm`."""
+    return normalized(x, residual, weight, bias, eps, center=True)
+
+
 def normalized(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, *, center: bool
 ) -> Tensor:

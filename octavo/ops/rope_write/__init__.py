@@ -1,6 +1,8 @@
-"""What attention does with a step's queries, keys and values before it attends: normalize, rotate, write into pages.
+"""What attention does with a step's queries, keys and values before it attends: normalize, rotate (Su et al. 2021), write into
+pages; and the rotation alone.
 
-Shapes: T tokens, H query heads, K key/value heads, D head size, P pages in the pool, B tokens a block.
+Shapes: T tokens, H query heads, K key/value heads, D head size, R <= D rotated features, L positions, P pages in the pool, B
+tokens a block.
 """
 
 from __future__ import annotations
@@ -31,6 +33,18 @@ class Rotation:
     interleaved: bool = False
 
 
+class Rope(Protocol):
+    """Rotate queries and keys."""
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, interleaved: bool = False) -> None:
+        """Rotate the first R features of q [T, H, D] and k [T, K, D] in place; both may be strided views.
+
+        positions: int64 [T]. table: float32 [L, R], the cosines of the R / 2 angles of a position, then their sines; the
+        two may be scaled. interleaved: pair i is features 2i and 2i + 1; otherwise i and i + R / 2 ("neox").
+        """
+        ...
+
+
 class RopeWrite(Protocol):
     """Normalize heads, rotate them, and write keys and values into their pages."""
 
@@ -53,4 +67,5 @@ class RopeWrite(Protocol):
         ...
 
 
+ROPE = usual_op("rope", folder="rope_write")
 ROPE_WRITE = usual_op("rope_write", native="rope_write")

@@ -1,6 +1,7 @@
-"""The gated delta rule in plain torch: token by token for short rows, in chunks for long ones.
+"""Causal convolutions, and the gated delta rule, token by token for short rows and in chunks for long ones, in plain torch.
 
-Shapes: T tokens, R rows, H value heads, D key features, V value features, N tokens of a chunk.
+Shapes: T tokens, R rows, P pages in the pool, S pages that a state spans, G heads of a plane in a page, H value heads, D key
+features, V value features, N tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -8,14 +9,41 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from octavo.ops.states import StatePages, read_states, write_states
+from octavo.ops.recurrence import StatePages
 
 _CHUNK = 64
 # Rows with fewer tokens go token by token.
 _SHORT = 4
 _EPS = 1e-6
+
+
+def read_states(plane: Tensor, pages: StatePages) -> Tensor:
+    """Return the rows' states before the step, a copy [R, S * G, D] of plane [P, G, 1, D]."""
+    states = plane[pages.before].squeeze(-2).flatten(1, 2)
+    return torch.where(pages.fresh[:, None, None], torch.zeros_like(states), states)
+
+
+def write_states(states: Tensor, plane: Tensor, pages: StatePages) -> None:
+    """Put the rows' states [R, S * G, D] into plane [P, G, 1, D]."""
+    plane[pages.after] = states.unflatten(1, (pages.after.shape[1], -1)).unsqueeze(-2).to(plane.dtype)
+
+
+def causal_conv(x: Tensor, weight: Tensor, inputs: Tensor, pages: StatePages, query_starts: Tensor) -> Tensor:
+    """See `CausalConv`."""
+    num_channels, num_kept = weight.shape[0], weight.shape[1] - 1
+    kept = read_states(inputs, pages)
+    shape = kept.shape
+    kept_RCK, out, starts = kept.view(-1, num_channels, num_kept), torch.zeros_like(x), query_starts.tolist()
+    for row, (first, last) in enumerate(pairwise(starts)):
+        seen = torch.cat((kept_RCK[row], x[first:last].T), -1)
+        filtered = F.conv1d(seen[None].float(), weight[:, None].float(), groups=num_channels)[0]
+        out[first:last] = F.silu(filtered).T
+        kept_RCK[row] = seen[:, seen.shape[1] - num_kept :]
+    write_states(kept_RCK.view(shape), inputs, pages)
+    return out
 
 
 def gated_delta_rule(

@@ -1,4 +1,4 @@
-"""Cross attention in plain torch, row by row."""
+"""Attention of encoders, and to what they left, in plain torch, row by row."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+
+def row_attention(q: Tensor, k: Tensor, v: Tensor, query_starts: Tensor, scale: float) -> Tensor:
+    """See `RowAttention`."""
+    share = q.shape[1] // k.shape[1]
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    for first, last in pairwise(query_starts.tolist()):
+        keys, values = (x[first:last].float().repeat_interleave(share, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[first:last].float() * scale, keys)
+        out[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+    return out
 
 
 def cross_attention(
