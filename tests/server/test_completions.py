@@ -30,7 +30,6 @@ def test_whole_answer(service: FakeService, config: ServeConfig) -> None:
     assert body == {
         "object": "text_completion",
         "model": "tiny",
-        "system_fingerprint": None,
         "choices": [
             {"index": 0, "text": "Ein Oktav hat", "logprobs": None, "finish_reason": "length", "stop_reason": None}
         ],
@@ -105,6 +104,17 @@ def test_logprobs_shape(service: FakeService, config: ServeConfig) -> None:
         "token_logprobs": [-0.5, -1.0, -0.5],
         # The likeliest one, and the chosen one in any case.
         "top_logprobs": [{"Ein": -0.5}, {" hat": -0.5, " Oktav": -1.0}, {" hat": -0.5}],
+        "text_offset": [0, 3, 9],
+    }
+
+
+def test_tokens_are_told_by_their_ids(service: FakeService, config: ServeConfig) -> None:
+    body = run(_ask(service, config, max_tokens=3, logprobs=1, return_tokens_as_token_ids=True))
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["token_id:0", "token_id:1", "token_id:2"],
+        "token_logprobs": [-0.5, -1.0, -0.5],
+        "top_logprobs": [{"token_id:0": -0.5}, {"token_id:2": -0.5, "token_id:1": -1.0}, {"token_id:2": -0.5}],
+        # Of the text, as ever.
         "text_offset": [0, 3, 9],
     }
 
