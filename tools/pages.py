@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools import flags_page, metrics_page, public_api, sampling_fields, vllm_flags
+from tools import flags_page, metrics_page, openapi, public_api, sampling_fields, vllm_flags
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -23,6 +23,7 @@ def main() -> None:
     """Write every page."""
     for name, render in PAGES.items():
         (DOCS / name).write_text(render(), encoding="utf-8")
+    openapi.FILE.write_text(openapi.render(), encoding="utf-8")
     (ROOT / "tests" / "arch" / "public_api.txt").write_text(public_api.render(), encoding="utf-8")
 
 

@@ -114,7 +114,7 @@ class SamplingParams:
     min_p: float = _real(0.0, 0.0, 1.0)
     presence_penalty: float = _real(0.0, -2.0, 2.0)
     frequency_penalty: float = _real(0.0, -2.0, 2.0)
-    repetition_penalty: float = _real(1.0, 0.0, 100.0, open_low=True)
+    repetition_penalty: float = _real(1.0, 0.01, 100.0)
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()

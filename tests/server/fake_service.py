@@ -169,7 +169,7 @@ class FakeService(TextService):
         checked_messages(messages)
         self.conversations.append((list(messages), options))
         contents = [message["content"] for message in messages]
-        text = "".join(c if isinstance(c, str) else "".join(part["text"] for part in c) for c in contents)
+        text = "".join(c if isinstance(c, str) else "".join(part["text"] for part in c or ()) for c in contents)
         return [*self.words.encode(text, add_special_tokens=False), 2]
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

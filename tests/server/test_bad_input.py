@@ -69,6 +69,7 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
     ("truncate_prompt_tokens 0", TEXT_ROUTE, {"truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
     ("stream_interval 0", TEXT_ROUTE, {"stream_interval": 0}, 400, "stream_interval"),
     ("vllm_xargs a list", TEXT_ROUTE, {"vllm_xargs": [1]}, 400, "vllm_xargs"),
+    ("vllm_xargs beyond 64 bits", TEXT_ROUTE, {"vllm_xargs": {"a": [2**64]}}, 400, "vllm_xargs"),
     ("prompt_logprobs -2", TEXT_ROUTE, {"prompt_logprobs": -2}, 400, "prompt_logprobs"),
     ("prompt_logprobs true", CHAT_ROUTE, {"prompt_logprobs": True}, 400, "prompt_logprobs"),
     ("prompt_logprobs in a stream", CHAT_ROUTE, {"prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),

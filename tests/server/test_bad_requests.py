@@ -72,6 +72,8 @@ CASES: list[tuple[str, str, str, Any, int, str | None]] = [
     ("a slash too many", "POST", CHAT_ROUTE + "/", CHAT, 404, None),
     ("the root by POST", "POST", "/", {}, 405, None),
     ("stats by POST", "POST", "/stats", {}, 405, None),
+    ("docs by POST", "POST", "/docs", {}, 405, None),
+    ("the description by POST", "POST", "/openapi.json", {}, 405, None),
     ("a way up", "GET", "/v1/../etc/passwd", None, 404, None),
     ("a form", "POST", CHAT_ROUTE, b"model=tiny&messages=Hi", 400, None),
     ("a byte order mark", "POST", CHAT_ROUTE, b"\xef\xbb\xbf" + json.dumps(CHAT).encode(), 400, None),

@@ -30,7 +30,6 @@ def test_whole_answer(service: FakeService, config: ServeConfig) -> None:
     assert body == {
         "object": "text_completion",
         "model": "tiny",
-        "system_fingerprint": None,
         "choices": [
             {"index": 0, "text": "Ein Oktav hat", "logprobs": None, "finish_reason": "length", "stop_reason": None}
         ],

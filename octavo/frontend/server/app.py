@@ -41,7 +41,8 @@ from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
 from octavo.protocol.output import EngineStats
 
-_ROUTES: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
+# Methods, path, and what answers it.
+ROUTES: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
     ("POST", "/v1/completions", completions.completions),
     ("POST", "/v1/chat/completions", chat.chat_completions),
     ("POST", "/v1/messages", anthropic.messages),
@@ -133,7 +134,7 @@ def _create(context: ServerContext, inner: list[Middleware]) -> Starlette:
         Exception: on_defect,
     }
     app = _Application(
-        routes=[Route(path, answer, methods=methods.split()) for methods, path, answer in _ROUTES],
+        routes=[Route(path, answer, methods=methods.split()) for methods, path, answer in ROUTES],
         exception_handlers=handlers,
         middleware=[*_middleware(context.config), *inner],
     )

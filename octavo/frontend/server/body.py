@@ -56,6 +56,14 @@ def decode_body(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
         raise InvalidRequestError("the body is not valid JSON: it is nested too deeply") from error
 
 
+def check_numbers(value: Any, field: str) -> None:
+    """Raise InvalidRequestError if a number in it is too large for the way to the engine."""
+    try:
+        msgspec.msgpack.encode(value)
+    except OverflowError as error:
+        raise InvalidRequestError(f"{field}: whole numbers must have 64 bits at most", field=field) from error
+
+
 def _too_large(limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"the body is larger than the limit of {limit} bytes")
 

@@ -1,6 +1,6 @@
 """What a server tells of itself, and what its operator may ask: /health, /ping, /load, /version, /metrics, /stats, /v1/models …
 
-And its pages: the playground at /, one HTML file without anything from elsewhere.
+And its pages: the playground at /, and /docs with its /openapi.json. They need nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from octavo.observe.metrics import CONTENT_TYPE
 from octavo.protocol.output import EngineStats
 
 # Path -> file and its type.
-PAGES = {"/": ("playground.html", "text/html")}
+PAGES = {
+    "/": ("playground.html", "text/html"),
+    "/docs": ("docs.html", "text/html"),
+    "/openapi.json": ("openapi.json", "application/json"),
+}
 # Nothing is loaded from elsewhere, nothing is sent elsewhere, and no other page shows this one inside itself.
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "

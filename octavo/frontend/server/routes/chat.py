@@ -62,7 +62,7 @@ async def chat_completions(request: Request) -> Response:
     conversation = _conversation(body)
     named = label(request, "chatcmpl")
     usage = usage_wishes(body, context.config.enable_force_include_usage)
-    head = {"id": named.id, "created": int(time.time()), "model": model, "system_fingerprint": None}
+    head = {"id": named.id, "created": int(time.time()), "model": model}
     encoder = ChatEncoder(head, usage, _logprob_shape(body, context), params.n)
     try:
         if body.use_beam_search:

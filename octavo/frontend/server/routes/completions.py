@@ -62,7 +62,6 @@ async def completions(request: Request) -> Response:
         "object": "text_completion",
         "created": int(time.time()),
         "model": model,
-        "system_fingerprint": None,
     }
     if body.use_beam_search:
         found, usage = await search(request, context, body, prompts, params, named.id)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import InvalidRequestError
-from octavo.frontend.server.body import decode_body, read_body
+from octavo.frontend.server.body import check_numbers, decode_body, read_body
 from octavo.frontend.server.context import context_of
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Generation, PromptLogprobs, start
@@ -41,6 +41,7 @@ async def generate(request: Request) -> Response:
     context = context_of(request)
     body = decode_body(_decoder, await read_body(request, context.config.max_body_bytes))
     context.served_name(body.model)
+    check_numbers(body.sampling_params, "sampling_params")
     params = _params(body.sampling_params)
     named = label(request, "gen")
     salt, priority = body.cache_salt or "", body.priority or 0

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.base.errors import InvalidRequestError, UnsupportedError
+from octavo.frontend.server.body import check_numbers
 from octavo.frontend.server.errors import renamed
 from octavo.protocol.sampling import MAX_CHOICES, SamplingParams
 
@@ -252,6 +253,7 @@ def sampling_params(body: CommonFields, defaults: Mapping[str, Any], **overrides
     """
     given = {name: getattr(body, name) for name in _SAMPLING if getattr(body, name) is not None}
     if body.vllm_xargs:
+        check_numbers(body.vllm_xargs, "vllm_xargs")
         given["extra_args"] = body.vllm_xargs
     return SamplingParams(**{**defaults, **given, **overrides})
 

@@ -144,5 +144,5 @@ def _head(body: ResponsesBody, id: str, model: str, params: SamplingParams) -> d
         "top_logprobs": 0,
         "top_p": params.top_p,
         "truncation": "disabled",
-        "user": body.user,
+        **({} if body.user is None else {"user": body.user}),
     }
