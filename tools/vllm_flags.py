@@ -170,6 +170,7 @@ TESTS = {
     "allowed-origins": "server/test_doors.py::test_pages_of_other_origins",
     "allowed-methods": "server/test_doors.py::test_pages_of_other_origins",
     "allowed-headers": "server/test_doors.py::test_pages_of_other_origins",
+    "trust-request-chat-template": "server/test_chat.py::test_a_chat_brings_its_own_template_only_where_clients_are_trusted",
     "api-key": "server/test_doors.py::test_without_a_key_only_health_is_open",
     "ssl-keyfile": "server/test_doors.py::test_https",
     "ssl-certfile": "server/test_doors.py::test_https",

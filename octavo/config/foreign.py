@@ -208,7 +208,6 @@ _ROWS = (
     *_refuse("per_request_spec_decode_metrics", "there are no drafts yet", harmless="none"),
     # The server.
     *_accept("chat_template_content_format", "it follows from the template"),
-    *_refuse("trust_request_chat_template", "templates come with the model or the command line only", "nothing"),
     *_refuse("response_role", "the role of an answer is assistant", harmless="assistant"),
     *_refuse("return_tokens_as_token_ids enable_per_request_metrics enable_tokenizer_info_endpoint", _LATER, "nothing"),
     *_accept("enable_prompt_tokens_details", "usage always says how many tokens were cached", "nothing"),

@@ -47,6 +47,9 @@ class ServeConfig:
     default_chat_template_kwargs: dict[str, Any] | None = option(
         None, "variables of the chat template for chats that do not set them"
     )
+    trust_request_chat_template: bool = option(
+        False, "chats may bring a chat_template of their own, for clients that are trusted"
+    )
     tool_call_parser: str = option(
         "auto",
         "how the model calls tools: the name of a dialect; auto finds it in the chat template, none takes no tools",

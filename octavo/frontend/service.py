@@ -231,18 +231,20 @@ class TextService:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Render a conversation and return its token ids, to be given to `generate`. Raises InvalidRequestError.
 
-        continue_final_message: the prompt ends with the last message, unfinished. template_kwargs: further variables of the
-        template.
+        continue_final_message: the prompt ends with the last message, unfinished. chat_template: instead of the model's.
+        template_kwargs: further variables of the template.
         """
         render = functools.partial(
             self._intake.chat,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            chat_template=chat_template,
             template_kwargs=template_kwargs,
         )
         # Never on the loop: how long a template takes does not follow from the length of the chat.

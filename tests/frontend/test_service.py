@@ -305,6 +305,11 @@ def test_chat_prompts_and_templates():
             assert service.max_model_len == 1024
             with pytest.raises(InvalidRequestError, match="role"):
                 await service.chat_prompt([{"content": "hi"}])
+            own = await service.chat_prompt(chat, chat_template="<{{ messages[0].content }}>")
+            assert bytes(own) == b"<hi>"
+            with pytest.raises(InvalidRequestError, match="syntax") as caught:
+                await service.chat_prompt(chat, chat_template="{% if %}")
+            assert caught.value.field == "chat_template"
 
     asyncio.run(run())
 

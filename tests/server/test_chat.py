@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+import httpx
 import pytest
 
 from octavo.config.serve import ServeConfig
@@ -15,7 +16,12 @@ from octavo.protocol.output import Logprob
 from tests.server.fake_service import FakeService, answer_text
 from tests.server.harness import CHAT, client, events_of, run
 
-_OPTIONS = {"add_generation_prompt": True, "continue_final_message": False, "template_kwargs": {}}
+_OPTIONS: dict[str, Any] = {
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "chat_template": None,
+    "template_kwargs": {},
+}
 
 
 async def _ask(service: FakeService, config: ServeConfig, headers: Any = None, **fields: Any) -> Any:
@@ -46,6 +52,34 @@ def test_whole_answer(service: FakeService, config: ServeConfig) -> None:
         for index in range(2)
     ]
     assert body == {"object": "chat.completion", "model": "tiny", "choices": choices}
+
+
+def test_a_chat_brings_its_own_template_only_where_clients_are_trusted(
+    service: FakeService, config: ServeConfig
+) -> None:
+    trusting = dataclasses.replace(config, trust_request_chat_template=True)
+    run(_ask(service, trusting, chat_template="{{ messages[0].content }}"))
+    assert service.conversations.pop()[1] == {**_OPTIONS, "chat_template": "{{ messages[0].content }}"}
+
+    async def ask(asked: ServeConfig, path: str) -> httpx.Response:
+        async with client(service, asked) as http:
+            return await http.post(path, json={"messages": CHAT["messages"], "chat_template": "{{ 1 }}"})
+
+    for path in ("/v1/chat/completions", "/tokenize"):
+        refused = run(ask(config, path))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template")
+        assert run(ask(trusting, path)).status_code == 200
+    assert len(service.conversations) == 2
+
+
+def test_tokens_of_logprobs_are_told_by_their_ids(service: FakeService, config: ServeConfig) -> None:
+    body = run(_ask(service, config, logprobs=True, top_logprobs=1, max_tokens=2, return_tokens_as_token_ids=True))
+    first, second = body["choices"][0]["logprobs"]["content"]
+    # The bytes stay the token's own.
+    assert (first["token"], first["bytes"]) == ("token_id:0", list(b"Ein"))
+    assert [one["token"] for one in second["top_logprobs"]] == ["token_id:2"]
+    plain = run(_ask(service, config, logprobs=True, top_logprobs=1, max_tokens=2))
+    assert plain["choices"][0]["logprobs"]["content"][0]["token"] == "Ein"
 
 
 def test_messages_reach_the_template_as_sent(service: FakeService, config: ServeConfig) -> None:

@@ -108,6 +108,17 @@ def test_logprobs_shape(service: FakeService, config: ServeConfig) -> None:
     }
 
 
+def test_tokens_are_told_by_their_ids(service: FakeService, config: ServeConfig) -> None:
+    body = run(_ask(service, config, max_tokens=3, logprobs=1, return_tokens_as_token_ids=True))
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["token_id:0", "token_id:1", "token_id:2"],
+        "token_logprobs": [-0.5, -1.0, -0.5],
+        "top_logprobs": [{"token_id:0": -0.5}, {"token_id:2": -0.5, "token_id:1": -1.0}, {"token_id:2": -0.5}],
+        # Of the text, as ever.
+        "text_offset": [0, 3, 9],
+    }
+
+
 def test_logprobs_0_reports_the_chosen_tokens(service: FakeService, config: ServeConfig) -> None:
     logprobs = run(_ask(service, config, max_tokens=2, logprobs=0))["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-0.5, -1.0]

@@ -46,7 +46,8 @@ class Conversation:
     messages: {"role", "content", "tool_calls", "tool_call_id", "reasoning_content" …}; arguments of calls as JSON text or as
     objects. tools: {"type": "function", "function": {"name", "description", "parameters", "strict"}}; the model hears nothing
     of them with the choice "none". tool_name: the one tool that must be called; tool_choice is "required" then.
-    include_reasoning: whether thoughts are among the events. template_variables: further ones of the chat template, before
+    include_reasoning: whether thoughts are among the events. chat_template: instead of the
+    model's, where the server trusts its clients. template_variables: further ones of the chat template, before
     which the server's own come.
     """
 
@@ -59,6 +60,7 @@ class Conversation:
     include_reasoning: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: str | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -149,6 +151,10 @@ class Turn:
 async def render_turn(request: Request, context: ServerContext, conversation: Conversation) -> list[int]:
     """Return the token ids of a conversation; raises InvalidRequestError naming the field, or ClientGoneError."""
     _check_tools(conversation, context)
+    if conversation.chat_template is not None and not context.config.trust_request_chat_template:
+        raise InvalidRequestError(
+            "chat_template: the server takes none from requests (--trust-request-chat-template)", field="chat_template"
+        )
     messages, tools = conversation.messages, conversation.tools if conversation.schemas else ()
     effort = conversation.reasoning_effort
     variables = dict(context.config.default_chat_template_kwargs or {})
@@ -164,6 +170,7 @@ async def render_turn(request: Request, context: ServerContext, conversation: Co
         messages,
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
+        chat_template=conversation.chat_template,
         template_kwargs=variables,
     )
     return await until_disconnect(request.receive, rendering)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -256,6 +257,7 @@ def _conversation(body: ChatBody) -> Conversation:
         if body.add_generation_prompt is None
         else body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
+        chat_template=body.chat_template,
         template_variables={**variables, "documents": body.documents} if body.documents else variables,
     )
 
@@ -293,6 +295,10 @@ def _message(message: Message, where: str) -> dict[str, Any]:
 def _logprob_shape(body: ChatBody, context: ServerContext) -> LogprobShape:
     if not body.logprobs:
         return lambda _tokens, _logprobs: None
-    num_top = body.top_logprobs or 0
-    token_bytes = token_bytes_of(context)
-    return lambda tokens, logprobs: {"content": chat_entries(tokens, logprobs, num_top, token_bytes), "refusal": None}
+    shown = functools.partial(
+        chat_entries,
+        num_top=body.top_logprobs or 0,
+        token_bytes=token_bytes_of(context),
+        as_ids=bool(body.return_tokens_as_token_ids),
+    )
+    return lambda tokens, logprobs: {"content": shown(tokens, logprobs), "refusal": None}

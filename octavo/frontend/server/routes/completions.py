@@ -56,7 +56,8 @@ async def completions(request: Request) -> Response:
     num_choices = len(prompts) * params.n
     pieces = None
     if body.logprobs is not None:
-        pieces = [CompletionLogprobs(body.logprobs, token_bytes_of(context)) for _ in range(num_choices)]
+        as_ids = bool(body.return_tokens_as_token_ids)
+        pieces = [CompletionLogprobs(body.logprobs, token_bytes_of(context), as_ids=as_ids) for _ in range(num_choices)]
     head: dict[str, Any] = {
         "id": named.id,
         "object": "text_completion",

@@ -132,6 +132,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -151,6 +152,7 @@ class ChatBody(CommonFields, kw_only=True):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     tools: list[Tool] | None = None
@@ -176,7 +178,6 @@ def _is(*harmless: Any) -> Callable[[Any], bool]:
 _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "audio": _never,
     "best_of": _is(1),
-    "chat_template": _never,
     "function_call": _is("none", "auto"),
     "functions": _empty,
     "guided_choice": _never,
@@ -188,7 +189,6 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "mm_processor_kwargs": _empty,
     "modalities": _is([], ["text"]),
     "prompt_embeds": _never,
-    "return_tokens_as_token_ids": _empty,
     "structured_outputs": _empty,
     "suffix": _empty,
     "thinking_token_budget": _never,

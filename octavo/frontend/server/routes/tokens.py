@@ -26,6 +26,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[Tool] | None = None
     return_token_strs: bool | None = None
@@ -56,6 +57,7 @@ async def tokenize(request: Request) -> Response:
             messages=template_messages(body.messages),
             tools=template_tools(body.tools),
             add_generation_prompt=body.add_generation_prompt is not False,
+            chat_template=body.chat_template,
             template_variables=body.chat_template_kwargs or {},
         )
         work = render_turn(request, context, conversation)
