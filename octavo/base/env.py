@@ -12,6 +12,7 @@ _KNOWN = {
     "OCTAVO_PLUGINS": "comma-separated names of the plugins to load; unset loads all",
     "OCTAVO_API_KEY": "key that `octavo serve` asks for and that commands send to a server",
     "OCTAVO_ADMIN_API_KEY": "key that `octavo serve` asks for on the operator's routes",
+    "OCTAVO_SERVE_ARGS": "flags of `octavo serve`, as on its command line, whose own go before them",
     "HF_HOME": "root of the Hugging Face cache",
     "HF_HUB_CACHE": "folder of the models in it; unset is its folder hub",
     "HF_ENDPOINT": "address of the hub, or of a mirror",
@@ -31,6 +32,7 @@ class Env:
     plugins: tuple[str, ...] | None
     api_key: str | None
     admin_api_key: str | None
+    serve_args: str
     hf_hub_cache: str
     hf_endpoint: str | None
     hf_hub_offline: bool
@@ -50,6 +52,7 @@ def read_env() -> Env:
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
         api_key=get("OCTAVO_API_KEY") or None,
         admin_api_key=get("OCTAVO_ADMIN_API_KEY") or None,
+        serve_args=get("OCTAVO_SERVE_ARGS", ""),
         hf_hub_cache=get("HF_HUB_CACHE") or os.path.join(hf_home, "hub"),
         hf_endpoint=get("HF_ENDPOINT", "").rstrip("/") or None,
         hf_hub_offline=get("HF_HUB_OFFLINE", "0") in ("1", "true", "True", "YES", "yes"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 
 from octavo import launch
+from octavo.base.env import read_env
 from octavo.base.logging import get_logger
 from octavo.cli.fronts import run_fronts, serve_front
 from octavo.cli.several import serve_several
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("others", nargs="*", metavar="MODEL", help="further models, each loaded on its first use")
     add_engine_flags(parser)
     add_serve_flags(parser)
-    parsed = parser.parse_args(arguments)
+    parsed = parser.parse_args([*shlex.split(read_env().serve_args), *arguments])
     engine, server = engine_config(parsed), serve_config(parsed)
     if "model" not in given_options(parsed):
         # It may have been meant, and taken for one more value of the flag before it.

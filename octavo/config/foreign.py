@@ -195,7 +195,7 @@ _ROWS = (
     # Logs, traces, measures.
     *_accept("logging_config log_level log_config_file uvicorn_log_level", _LOG),
     *_accept("disable_access_log_for_endpoints", "accesses are not logged"),
-    *_accept("disable_uvicorn_access_log", "accesses are not logged", "nothing"),
+    *_accept("disable_uvicorn_access_log", "accesses are logged with --enable-access-log only", "nothing"),
     *_accept("max_log_len", "prompts are not logged"),
     *_accept("enable_log_outputs enable_log_deltas", "answers are not logged", "nothing"),
     *_accept("log_error_stack", "defects are always logged with their stack", "nothing"),

@@ -42,6 +42,8 @@ class ServeConfig:
     )
     max_loaded_models: int = option(1, "models that are loaded at once, where several are served", low=1)
     shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM", low=0.0)
+    read_timeout: float = option(60.0, "seconds in which a request must have come whole; then 408", low=0.1)
+    timeout_keep_alive: int = option(5, "seconds that a connection is kept for the next request", low=0)
     max_body_bytes: int = option(32 * 2**20, "largest request body", low=1024)
     max_logprobs: int = option(20, "alternatives per token that a request may ask for", low=0)
     default_chat_template_kwargs: dict[str, Any] | None = option(
@@ -60,6 +62,9 @@ class ServeConfig:
     enable_force_include_usage: bool = option(False, "every stream ends with its usage, asked for or not")
     sse_keep_alive_interval: float = option(
         0.0, "seconds of silence after which a stream shows by a comment that it lives; 0 is never", low=0.0
+    )
+    enable_access_log: bool = option(
+        False, "log every call: client, method, path, status and time; never headers, queries or bodies"
     )
     enable_log_requests: bool = option(False, "log every request: its id and sizes, never its text")
     disable_log_stats: bool = option(False, "no log line on what the server does")

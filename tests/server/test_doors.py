@@ -204,8 +204,8 @@ def test_pages_of_other_origins(service: FakeService) -> None:
 
 
 @contextlib.contextmanager
-def _process(**options: Any) -> Generator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "tests.server.serve_fake", "0", "5", json.dumps(options)]
+def _process(delay: float = 0, **options: Any) -> Generator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "tests.server.serve_fake", str(delay), "5", json.dumps(options)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -295,6 +295,39 @@ def test_certificates_of_clients(tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="did not come up"):
             _until_up(anonymous, address + "/health", tries=20)
         anonymous.close()
+
+
+def _exchange(url: str, *pieces: bytes) -> bytes:
+    """Send pieces, and return what came until the server closed the connection."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        found = b""
+        while data := connection.recv(4096):
+            found += data
+        return found
+
+
+def test_requests_that_do_not_come_whole_are_not_waited_for() -> None:
+    with _process(read_timeout=0.3, timeout_keep_alive=1) as (_, url), httpx.Client() as http:
+        assert _until_up(http, url + "/health").status_code == 200
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 40\r\n\r\n"
+        for pieces in ((), (b"GET /health HT",), (head,), (head, b'{"prompt": "')):
+            assert _exchange(url, *pieces).startswith(b"HTTP/1.1 408 ")
+        # Of a connection that is kept, the second request too; and one that only waits is closed without a word.
+        whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        answers = _exchange(url, whole, b"GET /hea")
+        assert answers.startswith(b"HTTP/1.1 200 ")
+        assert b"HTTP/1.1 408 " in answers
+        assert b"HTTP/1.1 408 " not in _exchange(url, whole)
+
+
+def test_an_answer_may_take_longer_than_its_request() -> None:
+    with _process(delay=0.15, read_timeout=0.3) as (_, url), httpx.Client() as http:
+        assert _until_up(http, url + "/health").status_code == 200
+        answer = http.post(url + "/v1/chat/completions", json=CHAT)
+        assert answer.json()["usage"]["completion_tokens"] == 4
 
 
 def test_headers_have_a_limit() -> None:

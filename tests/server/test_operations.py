@@ -216,6 +216,31 @@ def test_requests_are_logged_without_their_text(
     assert caplog.messages == ["cmpl-r1: prompts of 3, 7 tokens, n 1, max_tokens 4"]
 
 
+def test_calls_are_logged_without_secrets(
+    service: FakeService, config: ServeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged = dataclasses.replace(config, enable_access_log=True, api_key=("swordfish",))
+    key = {"Authorization": "Bearer swordfish"}
+
+    async def ask(asked: ServeConfig) -> None:
+        async with client(service, asked) as http:
+            await http.post("/v1/chat/completions?token=hush", json=CHAT | {"stream": True}, headers=key)
+            await http.get("/v1/models", headers={"Authorization": "Bearer shark"})
+            await http.get("/no%0Awhere", headers=key)
+
+    with logged_lines(caplog):
+        run(ask(config))
+        assert caplog.messages == []
+        run(ask(logged))
+    shown = [line.rsplit(" ", 2)[0] for line in caplog.messages]
+    assert shown == [
+        "127.0.0.1 POST /v1/chat/completions 200",
+        "127.0.0.1 GET /v1/models 401",
+        "127.0.0.1 GET /no%0Awhere 404",
+    ]
+    assert not any(word in line for line in caplog.messages for word in ("swordfish", "shark", "hush", "Oktav"))
+
+
 def test_ping_and_load(service: FakeService, config: ServeConfig) -> None:
     async def ask() -> list[Any]:
         async with client(service, config) as http:

@@ -288,3 +288,17 @@ def test_bodies_are_read_once() -> None:
             assert answer.status_code == 200
 
     run(go())
+
+
+def test_the_environment_has_flags_too_and_the_command_line_goes_before_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_SERVE_ARGS", "--api-server-count 70 --root-path '/a b'")
+    assert main(["serve", "demo"]) == 2
+    assert "api_server_count must be between 1 and 64, not 70" in capsys.readouterr().err
+    assert main(["serve", "demo", "--api-server-count", "80"]) == 2
+    assert "not 80" in capsys.readouterr().err
+    monkeypatch.setenv("OCTAVO_SERVE_ARGS", "--no-such-flag")
+    with pytest.raises(SystemExit):
+        main(["serve", "demo"])
+    assert "unknown flag --no-such-flag" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,10 +16,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from octavo.base.env import read_env
 from octavo.base.errors import OctavoError
+from octavo.base.logging import get_logger
 from octavo.config.serve import ServeConfig
 from octavo.frontend.server import health
 from octavo.frontend.server.context import ServerContext
@@ -34,13 +36,14 @@ from octavo.frontend.server.routes import (
     responses,
     tokens,
 )
-from octavo.frontend.server.shelf import Choosing, Shelf
+from octavo.frontend.server.shelf import Shelf
 from octavo.frontend.server.sse import RAW_SEND
 from octavo.frontend.service import TextService
 from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
 from octavo.protocol.output import EngineStats
 
+_log = get_logger(__name__)
 # Methods, path, and what answers it.
 ROUTES: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
     ("POST", "/v1/completions", completions.completions),
@@ -76,7 +79,21 @@ class _Application(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, and let streams send past the middleware, all of which has seen the head of their answer."""
         scope[RAW_SEND] = send
-        await super().__call__(scope, receive, send)
+        if scope["type"] != "http" or not self.state.context.config.enable_access_log:
+            await super().__call__(scope, receive, send)
+            return
+        began, status = time.monotonic(), 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, watched)
+        finally:
+            client, seconds = (scope["client"] or ("-",))[0], time.monotonic() - began
+            _log.info("%s %s %s %d %.3f s", client, scope["method"], quote(scope["path"]), status, seconds)
 
 
 def create_app(service: TextService, config: ServeConfig, *, model: str) -> Starlette:
@@ -106,7 +123,7 @@ def create_library(
         cast(TextService, shelf), config, shelf.names
     )  # What needs no model asks for no more than a shelf has.
     every.metrics.join(metrics.values())
-    return _create(every, [Middleware(Choosing, shelf=shelf, limit=config.max_body_bytes)]), shelf
+    return _create(every, [Middleware(shelf.middleware, limit=config.max_body_bytes)]), shelf
 
 
 def _context(service: TextService, config: ServeConfig, names: tuple[str, ...]) -> ServerContext:

@@ -46,7 +46,7 @@ def decode_body(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from error
     except msgspec.DecodeError as error:
-        field = _field_of_non_number(data)
+        field = _field_of_non_number(decoder, data)
         if field is not None:
             raise InvalidRequestError(
                 f"{field} must be a finite number (JSON has no NaN or Infinity)", field=field
@@ -86,30 +86,14 @@ def _decapitalized(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-class _NonNumber:
-    """Stands for NaN or Infinity while looking for its place."""
-
-
-def _field_of_non_number(data: bytes) -> str | None:
+def _field_of_non_number(decoder: msgspec.json.Decoder[Any], data: bytes) -> str | None:
     """Return the path of the first NaN or Infinity in a body that Python reads and JSON forbids."""
-    if b"NaN" not in data and b"Infinity" not in data:
-        return None
     try:
-        return _path_of_non_number(json.loads(data, parse_constant=lambda _: _NonNumber()), "")
+        # An object in its place is none of the types that numbers are fields of.
+        decoder.decode(msgspec.json.encode(json.loads(data, parse_constant=lambda _: {})))
+    except msgspec.ValidationError as error:
+        place = _AT.search(str(error))
+        return place[1] if place and "got `object`" in str(error) else None
     except (ValueError, RecursionError):
         return None
-
-
-def _path_of_non_number(value: Any, path: str) -> str | None:
-    if isinstance(value, _NonNumber):
-        return path or None
-    children: list[tuple[str, Any]] = []
-    if isinstance(value, dict):
-        children = [(f"{path}.{key}" if path else key, child) for key, child in value.items()]
-    elif isinstance(value, list):
-        children = [(f"{path}[{index}]", child) for index, child in enumerate(value)]
-    for child_path, child in children:
-        found = _path_of_non_number(child, child_path)
-        if found is not None:
-            return found
     return None

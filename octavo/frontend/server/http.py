@@ -1,21 +1,37 @@
-"""HTTP/1.1 by llhttp, which costs a streamed token a third of what h11 does, with the limit on headers that it lacks."""
+"""HTTP/1.1 by llhttp, which costs a streamed token a third of what h11 does, with the limits on requests that it lacks."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _LIMIT = 2**16
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection. A request whose headers are longer than `h11_max_incomplete_event_size` gets 400."""
+    """One connection. A request whose headers are longer than `h11_max_incomplete_event_size` gets 400.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    seconds: in which a request must have come whole; one that has not gets 408.
+    """
+
+    def __init__(self, *args: Any, seconds: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limit = self.config.h11_max_incomplete_event_size or _LIMIT
+        self._seconds = seconds
         self._num_head_bytes, self._in_head = 0, True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self._seconds, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._timer.cancel()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Read what came; it is counted while headers are incomplete."""
@@ -26,11 +42,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.send_400_response("The headers are too long.")
 
     def on_message_begin(self) -> None:
-        """Begin to count."""
+        """Begin to count and to wait."""
         super().on_message_begin()
         self._num_head_bytes, self._in_head = 0, True
+        self._timer.cancel()
+        self._timer = self.loop.call_later(self._seconds, self._too_slow)
 
     def on_headers_complete(self) -> None:
         """Stop counting."""
         self._in_head = False
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Stop waiting: the answer takes as long as it takes."""
+        self._timer.cancel()
+        super().on_message_complete()
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(_TOO_SLOW)
+            self.transport.close()

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import signal
 import socket
 import ssl
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Literal
 
 import uvicorn
 from starlette.applications import Starlette
@@ -131,13 +131,14 @@ async def serve_http(app: Starlette, service: TextService | Shelf, config: Serve
 def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_http_protocol(),
+        http=_http_protocol(config),  # pyright: ignore[reportArgumentType]  # A class, or what makes one.
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         backlog=_BACKLOG,
         timeout_graceful_shutdown=_FLUSH,
+        timeout_keep_alive=config.timeout_keep_alive,
         root_path=config.root_path,
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
@@ -148,13 +149,13 @@ def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     )
 
 
-def _http_protocol() -> Literal["h11"] | type[asyncio.Protocol]:
+def _http_protocol(config: ServeConfig) -> str | Callable[..., asyncio.Protocol]:
     if importlib.util.find_spec("httptools") is None:
         _logger.warning("the package httptools is not installed: streamed tokens cost the server more time")
         return "h11"
     from octavo.frontend.server.http import LimitedHttpProtocol
 
-    return LimitedHttpProtocol
+    return functools.partial(LimitedHttpProtocol, seconds=config.read_timeout)
 
 
 async def _drain(server: uvicorn.Server, service: TextService | Shelf, timeout: float) -> None:

@@ -139,27 +139,24 @@ class Shelf:
         _log.info("unloading %s", name)
         await book.context.service.close()
 
+    def middleware(self, app: ASGIApp, limit: int) -> ASGIApp:
+        """Return an application that gives a request the context of the model that its body names. limit: bytes of a body."""
 
-class Choosing:
-    """ASGI middleware: gives a request the context of the model that its body names. limit: bytes of a body."""
+        async def chosen(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope).startswith(_COMMON):
+                await app(scope, receive, send)
+                return
+            try:
+                scope[BODY] = await read_body(Request(scope, receive), limit)
+                async with self.use(self._asked(scope[BODY])) as scope[CONTEXT]:
+                    await app(scope, receive, send)
+            except OctavoError as error:
+                await error_response(error, route_path(scope))(scope, receive, send)
 
-    def __init__(self, app: ASGIApp, shelf: Shelf, limit: int) -> None:
-        self._app, self._shelf, self._limit = app, shelf, limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request, or with an error for a model that is not there."""
-        if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope).startswith(_COMMON):
-            await self._app(scope, receive, send)
-            return
-        try:
-            scope[BODY] = await read_body(Request(scope, receive), self._limit)
-            async with self._shelf.use(self._asked(scope[BODY])) as scope[CONTEXT]:
-                await self._app(scope, receive, send)
-        except OctavoError as error:
-            await error_response(error, route_path(scope))(scope, receive, send)
+        return chosen
 
     def _asked(self, data: bytes) -> str:
-        name, names = decode_body(_decoder, data).model, self._shelf.names
+        name, names = decode_body(_decoder, data).model, self.names
         if name is None:
             raise InvalidRequestError(f"model is required: one of {', '.join(names)}", field="model")
         for known in (name, name.removesuffix(":latest")):  # Clients of Ollama's may add it.

@@ -67,6 +67,7 @@ def test_secrets_stay_hidden(capsys: pytest.CaptureFixture[str], monkeypatch: py
     for name in known_variables():
         monkeypatch.setenv(name, "DEBUG")
     monkeypatch.setenv("OCTAVO_PLUGINS", "mine")
+    monkeypatch.setenv("OCTAVO_CPU_LEVEL", "scalar")  # Another is looked at, unless a test before has done so.
     for name in ("HF_TOKEN", "OCTAVO_API_KEY", "OCTAVO_ADMIN_API_KEY"):
         monkeypatch.setenv(name, "swordfish")
     assert doctor.main([]) == 0
