@@ -18,9 +18,9 @@ import httpx
 import msgspec
 
 from octavo import launch
-from octavo.base.env import read_env
 from octavo.base.errors import ConfigError, InvalidRequestError, OctavoError
 from octavo.cli.batch_files import BatchOutput, count_lines, custom_id_of, read_asked, read_lines
+from octavo.cli.own_server import client_of
 from octavo.config.engine import EngineConfig
 from octavo.config.flags import FlagParser, add_engine_flags, add_serve_flags, engine_config, serve_config
 from octavo.config.serve import ServeConfig
@@ -62,8 +62,10 @@ def main(arguments: Sequence[str]) -> int:
             print(f"nothing is left to do: {target} answers every line of {source}", file=sys.stderr)
             return 0
         batch = Batch(output, count_lines(source), num_tries=_NUM_TRIES if parsed.url else 1)
-        here = _server(parsed.url, concurrency) if parsed.url else _own_server(engine, server)
-        asyncio.run(_run(batch, itertools.chain([first], lines), here, concurrency))
+        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        patient = httpx.Timeout(10.0, read=None, pool=None)
+        there = client_of(parsed.url, limits=limits, timeout=patient) if parsed.url else _own_server(engine, server)
+        asyncio.run(_run(batch, itertools.chain([first], lines), there, concurrency))
     finally:
         output.close()
     print(batch.summary(), file=sys.stderr)
@@ -97,23 +99,13 @@ async def _run(
 
 
 @contextlib.asynccontextmanager
-async def _server(url: str, concurrency: int) -> AsyncGenerator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    base = url.rstrip("/").removesuffix("/v1")
-    async with httpx.AsyncClient(
-        base_url=base, limits=limits, timeout=httpx.Timeout(10.0, read=None, pool=None)
-    ) as http:
-        yield http
-
-
-@contextlib.asynccontextmanager
 async def _own_server(engine: EngineConfig, server: ServeConfig) -> AsyncGenerator[httpx.AsyncClient]:
     """Start an engine and yield a client of its routes, which are called in this process."""
     service = await launch.start_service(engine, max_logprobs=server.max_logprobs)
     try:
         app = create_app(service, server, model=engine.model.model)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None) as http:
+        async with client_of("http://batch", transport=transport, timeout=None) as http:
             yield http
     finally:
         await service.close()
@@ -225,9 +217,6 @@ def _streams(body: bytes) -> bool:
 async def _post(http: httpx.AsyncClient, url: str, body: bytes, num_tries: int) -> httpx.Response:
     """Return the answer; waits for a server that is busy or away, and raises OctavoError if it does not come back."""
     headers = {"Content-Type": "application/json"}
-    key = read_env().api_key
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
     trouble = ""
     for attempt in range(num_tries):
         if attempt:

@@ -1,4 +1,4 @@
-"""A server of our own for as long as a command needs one: `octavo serve` in a child process, on a free port of this machine."""
+"""What commands need of servers: one of our own (`octavo serve` in a child process, on a free port), and clients of any."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 
+from octavo.base.env import read_env
 from octavo.base.errors import EngineDeadError
 
 _READY_SECONDS = 600.0
@@ -57,6 +59,13 @@ class OwnServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self.status = self._process.wait()
+
+
+def client_of(url: str, **options: Any) -> httpx.AsyncClient:
+    """Return a client of a server's routes, with the key in OCTAVO_API_KEY. url: with or without /v1. options: httpx's."""
+    key = read_env().api_key
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.AsyncClient(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, **options)
 
 
 def _free_port() -> int:

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 
 from octavo import launch
-from octavo.base.env import read_env
 from octavo.base.errors import ConfigError, GenerationError, InvalidRequestError, OctavoError
 from octavo.base.naming import unknown_name
+from octavo.cli.own_server import client_of
 from octavo.config.flags import engine_config, given_options
 from octavo.frontend.service import TextService
 from octavo.protocol.sampling import SamplingParams
@@ -146,10 +146,7 @@ class HttpVoice:
     ) -> None:
         self._base = url.rstrip("/").removesuffix("/v1")
         self._model = model
-        key = read_env().api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(10.0, read=None)
-        self._http = httpx.AsyncClient(timeout=timeout, transport=transport, headers=headers)
+        self._http = client_of(url, timeout=httpx.Timeout(10.0, read=None), transport=transport)
 
     async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncGenerator[Piece]:
         """Yield the next turn's text as it comes; the last piece is empty and has the number of tokens."""
@@ -164,7 +161,7 @@ class HttpVoice:
     async def _stream(self, route: str, body: dict[str, Any], wishes: Wishes) -> AsyncGenerator[Piece]:
         body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}, **wishes.given}
         try:
-            async with self._http.stream("POST", self._base + route, json=body) as response:
+            async with self._http.stream("POST", route, json=body) as response:
                 if response.status_code != 200:
                     raise GenerationError(_error_text(await response.aread(), response.status_code))
                 async for line in response.aiter_lines():

@@ -57,7 +57,7 @@ def experts(mesh: Mesh, candidate: str, dtype: str = "float32") -> Experts:
 class Scaled:
     """A format of two tensors."""
 
-    name, fuses = "scaled", True
+    fuses = True
 
     def tensors(self, num_outs: int, num_ins: int) -> tuple[TensorSpec, ...]:
         (weight,) = DenseFormat(dtype=torch.float32).tensors(num_outs, num_ins)

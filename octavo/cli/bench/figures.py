@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from octavo.base.errors import ConfigError
 
 PERCENTILES = (50.0, 90.0, 99.0)
@@ -84,11 +86,7 @@ def _spread(name: str, values: Sequence[float], percentiles: Sequence[float]) ->
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """Return a percentile, between the two nearest values."""
-    ordered = sorted(values)
-    place = percent / 100 * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(np.percentile(values, percent))
 
 
 def tokens_by_second(requests: Sequence[Measured]) -> list[float]:

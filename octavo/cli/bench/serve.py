@@ -17,12 +17,11 @@ from typing import Any
 
 import httpx
 
-from octavo.base.env import read_env
 from octavo.base.errors import ConfigError, OctavoError
 from octavo.cli.bench.figures import Measured, checked_goodput, checked_percentiles, save, show, summarize
 from octavo.cli.bench.plot import draw
 from octavo.cli.bench.work import Job, add_work_flags, arrivals, make_jobs
-from octavo.cli.own_server import OwnServer
+from octavo.cli.own_server import OwnServer, client_of
 from octavo.config.flags import FlagParser, add_engine_flags, add_model, command_line, given_options
 
 _ROUTES = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
@@ -153,11 +152,8 @@ async def _measure(
     """Return the model's name, what was measured of each request, and the seconds of all."""
     if own is not None:
         await own.ready()
-    base = own.url if own is not None else str(url).rstrip("/").removesuffix("/v1")
-    key = read_env().api_key
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=None) as http:
+    async with client_of(str(url) if own is None else own.url, limits=limits, timeout=None) as http:
         name = model if model is not None and own is None else await _served_model(http)
         for job in load.jobs[:num_warmups]:
             await measure_one(http, name, job, load)

@@ -38,11 +38,6 @@ class WeightFormat(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """The format's name."""
-        ...
-
-    @property
     def fuses(self) -> bool:
         """Whether parts may share tensors."""
         ...

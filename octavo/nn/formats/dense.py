@@ -19,7 +19,6 @@ class DenseFormat:
 
     dtype: torch.dtype
     product: Product = F.linear
-    name: str = "dense"
     fuses: bool = True
 
     def tensors(self, num_outs: int, num_ins: int) -> tuple[TensorSpec, ...]:

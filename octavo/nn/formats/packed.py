@@ -27,7 +27,6 @@ class PackedFormat:
     dtype: torch.dtype
     kernel: PackedProduct
     integers: bool
-    name: str = "packed"
     fuses: bool = True
 
     def tensors(self, num_outs: int, num_ins: int) -> tuple[TensorSpec, ...]:

@@ -17,6 +17,7 @@ from octavo.base.errors import ConfigError, OctavoError
 from octavo.cli import batch as command
 from octavo.cli.batch import Batch, checked_paths
 from octavo.cli.batch_files import BatchOutput, count_lines, read_lines
+from octavo.cli.own_server import client_of
 from octavo.config.serve import ServeConfig
 from tests.server.fake_service import FakeService, answer_text
 from tests.server.harness import client
@@ -197,7 +198,7 @@ def test_a_busy_server_is_asked_again(files: tuple[Path, Path], monkeypatch: pyt
 
     async def run() -> None:
         output = BatchOutput(target)
-        async with httpx.AsyncClient(transport=httpx.MockTransport(handler), base_url="http://far") as http:
+        async with client_of("http://far/v1", transport=httpx.MockTransport(handler)) as http:
             await Batch(output, 1, num_tries=5).answer(read_lines(source, 4096), http, 1)
         output.close()
 
