@@ -2,7 +2,7 @@
 
     OCTAVO_CACHE=FOLDER python -m tools.kernel_cache MODEL... [--arch 90] [--max-num-seqs 256] [--max-model-len N]
 
-Does what an engine does at start (the largest steps, then those that are recorded), with tensors that have a shape and no
+Does the steps that an engine does at start to find its kernels, with tensors that have a shape and no
 memory; where a kernel would be launched it is compiled. The folder can be copied to machines with the same version of Triton
 and Python. No kernel runs, and no weights are read: a folder with a config.json is enough.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +26,12 @@ from octavo.checkpoint.record import Checkpoint
 from octavo.config.model import ModelConfig
 from octavo.device.cpu import CpuDevice
 from octavo.device.host import host_cores
-from octavo.engine.kvcache.geometry import solve
 from octavo.models.registry import load_model
 from octavo.nn.assembly import Binding
 from octavo.nn.formats.dense import DenseFormat
-from octavo.nn.parallel.collectives import broadcast
 from octavo.nn.parallel.mesh import Mesh
 from octavo.ops.compile_ahead import compile_ahead
 from octavo.ops.registry import bind
-from octavo.worker.graphs import StepGraphs
 from octavo.worker.loader.assemble import (
     AssembledModel,
     assign_formats,
@@ -45,17 +41,8 @@ from octavo.worker.loader.assemble import (
     materialize,
     place,
 )
-from octavo.worker.pages import PagePool
-from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
-from octavo.worker.staging import Staging
-from octavo.worker.step import StepProgram
-from octavo.worker.warmup import kept_back
-
-
-class _NoGraph:
-    def replay(self) -> None:
-        """Do nothing."""
+from octavo.worker.warmup import Warmup
 
 
 @dataclass(slots=True)
@@ -86,11 +73,6 @@ class Absent(CpuDevice):
         """Return uint8 `[num_bytes]` without memory."""
         return torch.empty(num_bytes, dtype=torch.uint8, device="meta")
 
-    def capture(self, work: Callable[[], None]) -> _NoGraph:
-        """Do the work: all that it launches is compiled by then."""
-        work()
-        return _NoGraph()
-
 
 def absent_driver(arch: int, *, launchers: bool) -> Any:
     """Return Triton's driver of such a device. launchers: compile what calls kernels too, with a C compiler and the driver."""
@@ -113,7 +95,8 @@ def assemble(checkpoint: Checkpoint, dtype: str, device: Absent, max_model_len: 
     torch_dtype = getattr(torch, dtype)
     assign_formats(model, lambda _path, _num_ins: DenseFormat(dtype=torch_dtype))
     place(model, Mesh(), torch_dtype)
-    kernels = bind(device.facts, dtype, {"logits": "torch"})
+    # What the driver would launch is not compiled by Triton.
+    kernels = bind(device.facts, dtype, {"logits": "torch", "few_rows": "apart"})
     binding = Binding(
         facts=device.facts,
         dtype=dtype,
@@ -138,24 +121,9 @@ def steps(checkpoint: Checkpoint, device: Absent, dtype: str, max_num_seqs: int,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=8192,
     )
-    kept_back(spec, device, loaded, Mesh(), graphs=True)
-    pool = PagePool(solve(loaded.layers), 1000, device, loaded.kernels.page_copy)
-    slots = Slots(max_num_seqs, max_model_len, checkpoint.facts.vocab_size, pool)
-    staging = Staging(device, 4 * (max_num_seqs + 1))
-    program = StepProgram(
-        model=loaded.model,
-        mesh=Mesh(),
-        share=broadcast(Mesh().tensor),
-        slots=slots,
-        pool=pool,
-        staging=staging,
-        likeliest=loaded.kernels.likeliest,
-        append=loaded.kernels.append,
-        draw=loaded.kernels.draw,
-    )
-    graphs = StepGraphs(device, program)
-    graphs.record_first()
-    graphs.record_all()
+    warmup = Warmup(spec, device, loaded, Mesh(), graphs=True)
+    warmup.kept_back()
+    warmup.compile_rest()
 
 
 def main() -> None:
@@ -179,7 +147,7 @@ def main() -> None:
         longest = given.max_model_len or checkpoint.facts.max_position
         with torch.inference_mode():
             work = functools.partial(steps, checkpoint, Absent(given.arch), given.dtype, given.max_num_seqs, longest)
-            compile_ahead(work, host_cores())
+            compile_ahead(work, host_cores())()
         print(
             f"{model}: {len(list(folder.rglob('*.cubin'))) - before} kernels in {time.perf_counter() - began:.1f} s",
             flush=True,

@@ -22,6 +22,8 @@ from octavo.worker.step import StepOutputs, StepProgram
 # Above, tokens that only fill up a step cost more than launching it does: of those, the steps are recorded that take the whole
 # budget, or nearly, with room for so many rows.
 MOST_TOKENS = 2048
+# Rows and tokens of small prefills, whose kernels an engine that starts waits for.
+FIRST_MIXED = ((8, 16), (8, 64))
 _LEAST_TOKENS, _LEAST_ROWS, _FULL_ROWS = 16, 8, 256
 # Rows of drawn decode steps that are recorded at start, beside the most: any such step finds room in one.
 _DRAWN_SIZES = (1, 8, 64)
@@ -56,7 +58,7 @@ class StepGraphs:
         self._most_bytes = most_bytes
         self._budget = budget
         self._program = program
-        self._most_rows = program.slots.void
+        self._most_rows, self._draws = program.slots.void, program.draw is not None
         self._widths = tuple(table.shape[1] for table in program.slots.tables)
         self._queues = "queue" in device.facts.features
         self._sizes = row_sizes(self._most_rows, fine=not self._queues)
@@ -73,19 +75,11 @@ class StepGraphs:
             return
         for size in reversed(first_sizes(self._most_rows)):
             self._record((self._decode(size), "greedy"))
-            if self._program.draw is not None and (size in _DRAWN_SIZES or size == self._most_rows):
+            if self._draws and (size in _DRAWN_SIZES or size == self._most_rows):
                 self._record((self._decode(size), "drawn"))
 
-    def record_all(self) -> None:
-        """Record every greedy step that has a shape of its own; for who compiles kernels ahead, an engine waits for need."""
-        for size in self._sizes:
-            self._record((self._decode(size), "greedy"))
-            self._record((replace(self._decode(size), shared=True), "greedy"))
-        for rows in _powers(_LEAST_ROWS, 4, self._most_rows):
-            for tokens in _powers(_LEAST_TOKENS, 2, MOST_TOKENS):
-                if tokens > rows:
-                    self._record((self._mixed(tokens, rows), "greedy"))
-                    self._record((replace(self._mixed(tokens, rows), shared=True), "greedy"))
+        for num_rows, num_tokens in FIRST_MIXED:
+            self._program.run_void(self._mixed(num_tokens, min(num_rows, self._most_rows)), "greedy")
 
     def record_next(self) -> bool:
         """Record the step that came most often and found no graph of its size; return whether there was one."""
@@ -99,7 +93,7 @@ class StepGraphs:
 
         A step without a graph takes the shape of one all the same: kernels are compiled for few shapes.
         """
-        if ending == "drawn" and self._program.draw is None:
+        if ending == "drawn" and not self._draws:
             ending = "logits"
         if ending == "logits" and not self._queues and len(rows.slots) > _MOST_LOGITS:
             return None

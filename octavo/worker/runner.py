@@ -47,8 +47,7 @@ from octavo.worker.sampling.sampler import sample
 from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
 from octavo.worker.staging import Staging
-from octavo.worker.step import StepProgram
-from octavo.worker.warmup import kept_back, why_no_graphs
+from octavo.worker.warmup import Warmup, why_no_graphs
 
 Assemble = Callable[..., AssembledModel]
 # An empty msgpack list.
@@ -104,7 +103,8 @@ class ModelRunner:
         self.ledger.charge("weights")
         self.model, self._kernels = loaded.model, loaded.kernels
         self._no_graphs = why_no_graphs(spec, facts, loaded)
-        self._others = kept_back(spec, self.device, loaded, self.mesh, graphs=self._no_graphs is None)
+        self._warmup = Warmup(spec, self.device, loaded, self.mesh, graphs=self._no_graphs is None)
+        self._others = self._warmup.kept_back()
         self.ledger.charge("workspace")
         free_bytes, decisions = pool_bytes(
             spec,
@@ -138,23 +138,14 @@ class ModelRunner:
         self._staging = Staging(self.device, 4 * (spec.max_num_seqs + 1))
         self.ledger.charge("slots")
         if self._no_graphs is None:
-            draw = self._kernels.draw
-            program = StepProgram(
-                model=self.model,
-                mesh=self.mesh,
-                share=self._share,
-                slots=self.slots,
-                pool=self.pool,
-                staging=self._staging,
-                likeliest=self._kernels.likeliest,
-                append=self._kernels.append,
-                draw=None if draw in self._kernels.unrecordable.values() else draw,
-            )
+            program = replace(self._warmup.program, slots=self.slots, pool=self.pool, staging=self._staging)
             self._graphs = StepGraphs(
                 self.device, program, self._others.get("graphs", 0), budget=spec.max_num_batched_tokens
             )
             self._graphs.record_first()
             self.ledger.charge("graphs")
+        self._warmup.compile_rest()
+        del self._warmup
 
     def idle(self) -> None:
         """Record another step while nothing is to be done."""

@@ -13,9 +13,8 @@ from torch import Tensor
 from octavo.nn.decoder import CausalLM
 from octavo.nn.parallel.collectives import Collective
 from octavo.nn.parallel.mesh import Mesh
-from octavo.ops.append import Append
 from octavo.ops.draw import Draw
-from octavo.ops.likeliest import Likeliest
+from octavo.ops.registry import Kernels
 from octavo.worker.batch import StepShape, make_batch, void_rows
 from octavo.worker.pages import PagePool
 from octavo.worker.sampling.rows import Ending
@@ -41,18 +40,21 @@ class StepOutputs:
 class StepProgram:
     """Forward pass and end of a step whose numbers lie at the beginning of `staging.fixed`.
 
-    draw: None if it cannot be recorded. share: gives what the rank that samples has to the others of its stage.
+    share: gives what the rank that samples has to the others of its stage.
     """
 
     model: CausalLM
+    kernels: Kernels
     mesh: Mesh
     share: Collective
     slots: Slots
     pool: PagePool
     staging: Staging
-    likeliest: Likeliest
-    append: Append
-    draw: Draw | None
+
+    @property
+    def draw(self) -> Draw | None:
+        """What draws, or None if it cannot be recorded."""
+        return None if self.kernels.draw in self.kernels.unrecordable.values() else self.kernels.draw
 
     @torch.inference_mode()
     def run(self, shape: StepShape, ending: Ending) -> StepOutputs:
@@ -68,14 +70,14 @@ class StepProgram:
             shared = torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device)
             ids, ok = self.share(shared)[0], shared[1].bool()
         elif ending == "greedy":
-            ids, ok = self.likeliest(logits)
+            ids, ok = self.kernels.likeliest(logits)
         else:
             assert self.draw is not None
             kept = self.slots.sampling
             ids, ok = self.draw(logits, batch.targets, batch.lengths, kept.reals, kept.wholes)
         if self.mesh.samples and self.mesh.tensor.size > 1:
             self.share(torch.stack((ids, ok)))
-        chosen = self.append(self.slots.history, self.slots.lengths, batch.targets, batch.lengths, ids, ok)
+        chosen = self.kernels.append(self.slots.history, self.slots.lengths, batch.targets, batch.lengths, ids, ok)
         return StepOutputs(targets=batch.targets, lengths=batch.lengths, chosen=chosen)
 
     @torch.inference_mode()

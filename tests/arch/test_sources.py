@@ -17,6 +17,7 @@ DYNAMIC_ACCESS = {
     "octavo/device/recording.py",
     "octavo/frontend/server/routes/chat.py",
     "octavo/frontend/server/routes/openai_schema.py",
+    "octavo/ops/compile_ahead.py",
     "octavo/protocol/sampling.py",
 }
 PROBES = "octavo/checkpoint/hf_config.py"
