@@ -47,7 +47,7 @@ from octavo.worker.sampling.sampler import sample
 from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
 from octavo.worker.staging import Staging
-from octavo.worker.step import StepProgram
+from octavo.worker.step import StepProgram, shared_head
 from octavo.worker.warmup import kept_back, why_no_graphs
 
 Assemble = Callable[..., AssembledModel]
@@ -149,6 +149,7 @@ class ModelRunner:
                 likeliest=self._kernels.likeliest,
                 append=self._kernels.append,
                 draw=None if draw in self._kernels.unrecordable.values() else draw,
+                head=shared_head(self.model),
             )
             self._graphs = StepGraphs(
                 self.device, program, self._others.get("graphs", 0), budget=spec.max_num_batched_tokens
