@@ -102,10 +102,22 @@ class LMHead(_Table):
     def bind(self, binding: Binding) -> None:
         """Take the kernel, and the way to join the ranks' parts."""
         sizes = [len(portion(self.shape[0], self.axis, rank)) for rank in range(self.axis.size)]
-        self._gather = all_gather(self.axis, sizes)
+        self._gather, self._sum = all_gather(self.axis, sizes), all_reduce(self.axis)
         self._logits = binding.kernels.logits
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 [S, V], of hidden [S, N]; never rounded to a narrower dtype."""
+        return self._gather(self._part(hidden))
+
+    def likeliest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose the largest logit of every row, see `Likeliest`: each rank of its part, then all of what they found."""
+        peaks, ids = self._part(hidden).max(dim=1)
+        # Numbers of tokens are exact in float32.
+        found = peaks.new_zeros((self.axis.size, 2, len(peaks)))
+        found[self.axis.rank, 0], found[self.axis.rank, 1] = peaks, ids + self.rows.start
+        peaks, owners = self._sum(found)[:, 0].max(dim=0)
+        return found[:, 1].gather(0, owners[None])[0].long(), peaks.isfinite()
+
+    def _part(self, hidden: Tensor) -> Tensor:
         table = self.tied[0] if self.tied else self
-        return self._gather(table.format.score(hidden, table.tensors, self._logits))
+        return table.format.score(hidden, table.tensors, self._logits)

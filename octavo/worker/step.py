@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.nn.causal import CausalDecoder
 from octavo.nn.decoder import CausalLM
+from octavo.nn.embedding import LMHead
 from octavo.nn.parallel.collectives import Collective
 from octavo.nn.parallel.mesh import Mesh
 from octavo.ops.draw import Draw
 from octavo.ops.registry import Kernels
-from octavo.worker.batch import StepShape, make_batch, void_rows
+from octavo.worker.batch import Batch, StepShape, make_batch, void_rows
 from octavo.worker.pages import PagePool
 from octavo.worker.sampling.rows import Ending
 from octavo.worker.slots import Slots
@@ -63,22 +65,32 @@ class StepProgram:
         hidden = self.model.forward(batch.ids, batch.context)
         if not self.mesh.ends:
             return StepOutputs(targets=batch.targets, lengths=batch.lengths)
-        logits = self.model.compute_logits(hidden if shape.decodes else hidden[batch.last])
+        hidden = hidden if shape.decodes else hidden[batch.last]
         if ending == "logits":
+            logits = self.model.compute_logits(hidden)
             return StepOutputs(targets=batch.targets, lengths=batch.lengths, logits=logits)
+        head = shared_head(self.model) if ending == "greedy" else None
+        if head is not None:
+            ids, ok = head.likeliest(hidden)
+        else:
+            ids, ok = self._choose(batch, self.model.compute_logits(hidden), ending)
+        chosen = self.kernels.append(self.slots.history, self.slots.lengths, batch.targets, batch.lengths, ids, ok)
+        return StepOutputs(targets=batch.targets, lengths=batch.lengths, chosen=chosen)
+
+    def _choose(self, batch: Batch, logits: Tensor, ending: Ending) -> tuple[Tensor, Tensor]:
+        """Return every row's token and whether it counts; the rank that samples tells the others."""
         if not self.mesh.samples:
-            shared = torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device)
-            ids, ok = self.share(shared)[0], shared[1].bool()
-        elif ending == "greedy":
+            shared = self.share(torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device))
+            return shared[0], shared[1].bool()
+        if ending == "greedy":
             ids, ok = self.kernels.likeliest(logits)
         else:
             assert self.draw is not None
             kept = self.slots.sampling
             ids, ok = self.draw(logits, batch.targets, batch.lengths, kept.reals, kept.wholes)
-        if self.mesh.samples and self.mesh.tensor.size > 1:
+        if self.mesh.tensor.size > 1:
             self.share(torch.stack((ids, ok)))
-        chosen = self.kernels.append(self.slots.history, self.slots.lengths, batch.targets, batch.lengths, ids, ok)
-        return StepOutputs(targets=batch.targets, lengths=batch.lengths, chosen=chosen)
+        return ids, ok
 
     @torch.inference_mode()
     def run_void(self, shape: StepShape, ending: Ending) -> StepOutputs:
@@ -86,3 +98,10 @@ class StepProgram:
         rows = void_rows(shape.num_rows, shape.num_tokens, self.slots.max_model_len)
         self.staging.send(rows.numbers(shape, self.slots.void))
         return self.run(shape, ending)
+
+
+def shared_head(model: CausalLM) -> LMHead | None:
+    """Return the head, if ranks can look for likeliest tokens in parts of it: nothing behind it may change their order."""
+    if isinstance(model, CausalDecoder) and type(model).compute_logits is CausalDecoder.compute_logits:
+        return model.head if model.head.axis.size > 1 else None
+    return None

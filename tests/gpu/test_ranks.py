@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,13 @@ MESHES: list[dict[str, Any]] = [{"tensor_parallel_size": 2}, {"pipeline_parallel
 
 def free_memory() -> list[int]:
     return [torch.cuda.mem_get_info(index)[0] for index in range(2)]  # noqa: TID251
+
+
+def test_sums_through_peer_memory_are_right_in_graphs() -> None:
+    command = [sys.executable, "-m", "benchmarks.ops.sums"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()
+    assert said[0] == "NCCL, small sums through peer memory"
+    assert [line.split("|")[-2].strip() for line in said[3:]] == ["True"] * 12
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -5,6 +5,7 @@ Started by `octavo.worker.executors.multiproc` as `python -m octavo.worker.execu
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -72,19 +73,17 @@ def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
     assert isinstance(load, Load)
     spec = load.spec
     take_threads(spec)
-
-    def meet() -> Mesh:
-        watch.mesh = connect(
-            rank,
-            tensor=spec.tensor,
-            pipeline=spec.pipeline,
-            spread_experts=spec.spread_experts,
-            folder=start.folder,
-            on_gpus=device.facts.kind == "cuda",
-        )
-        return watch.mesh
-
+    meet = functools.partial(
+        connect,
+        rank,
+        tensor=spec.tensor,
+        pipeline=spec.pipeline,
+        spread_experts=spec.spread_experts,
+        folder=start.folder,
+        on_gpus=device.facts.kind == "cuda",
+    )
     runner = ModelRunner(spec, device=device, meet=meet)
+    watch.mesh = runner.mesh
     report = runner.load()
     line.send(answers.encode(Loaded(rank=rank, report=report)))
     while True:
