@@ -8,15 +8,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from triton.runtime import driver
+from triton.runtime._async_compile import active_mode
 from triton.runtime.jit import JITFunction
 
 from octavo.ops.compile_ahead import compile_ahead
 from octavo.ops.registry import ops
 from tests.arch.sources import ROOT
+from tools.kernel_cache import absent_driver
 
 KERNELS = {
     *(
@@ -109,6 +113,36 @@ def test_one_thread_compiles_while_others_launch(monkeypatch: pytest.MonkeyPatch
     assert launched == [(32, True), (33, True), (7, False)]
     kernel[1,](x, 32, BLOCK=8)
     assert launched[-1] == (32, False)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_launch_waits_for_its_kernel_or_compiles_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, behind: bool
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    (tmp_path / "_norm.json").touch()
+    compilers, kept = list[int](), list[Any]()
+    made = SimpleNamespace(
+        name="_norm", src="", metadata="", metadata_group={"_norm.json": str(tmp_path / "_norm.json")}
+    )
+
+    def compile_one() -> Any:
+        compilers.append(threading.get_ident())
+        return made
+
+    def launch(*_args: object, **_kwargs: object) -> None:
+        mode: Any = active_mode.get()
+        mode.submit("key", compile_one, kept.append)
+
+    monkeypatch.setattr(JITFunction, "run", launch)
+    monkeypatch.setattr(driver, "_active", absent_driver(90, launchers=False))
+    wait = compile_ahead(lambda: JITFunction(test_every_kernel_file_is_compiled)[1,](), 2, behind=behind)
+    assert kept[0].name == "_norm"
+    wait()
+    assert any(one is made for one in kept)
+    assert len(compilers) == 1
+    if behind:
+        assert compilers == [threading.get_ident()], "nobody has begun yet"
 
 
 def test_every_kernel_file_is_compiled() -> None:
