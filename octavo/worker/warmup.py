@@ -87,16 +87,14 @@ class Warmup:
 
     def compile_rest(self) -> None:
         """Find the kernels of all other common steps, which are compiled behind the return."""
-        self._compile((*_MIXED, *(_SHARED if self._spec.max_num_seqs > 1 else ())), behind=True)
+        largest = (self._spec.max_num_batched_tokens, self._spec.max_num_batched_tokens)
+        self._compile((largest, *_MIXED, *(_SHARED if self._spec.max_num_seqs > 1 else ())), behind=True)
 
     def _compile(self, sizes: Sequence[Any], *, behind: bool = False) -> None:
-        """Compile what recorded steps launch, and one that is not recorded."""
+        """Compile what recorded steps of these sizes launch, and what one of the first that is not recorded does."""
 
         def work() -> None:
-            if behind:
-                self._do(self._spec.max_num_batched_tokens, self._spec.max_num_batched_tokens)
-            else:
-                self._do(*sizes[0])
+            self._do(*sizes[0])
             for size in sizes:
                 self._do(*size, recorded=True)
 
