@@ -170,6 +170,11 @@ def _choice(
     one: CompletionOutput, pieces: Sequence[CompletionLogprobs] | None, ids: Mapping[str, Any] | None = None
 ) -> bytes:
     """Return one choice of a chunk as JSON."""
+    if pieces is None and ids is None and one.finish_reason is None:  # As for most tokens.
+        return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}' % (
+            one.index,
+            encode_json(one.text),
+        )
     more = b"" if ids is None else b"," + encode_json(ids)[1:-1]
     logprobs = b"null"
     if pieces is not None:
