@@ -70,7 +70,7 @@ class RequestStream:
     async def __anext__(self) -> Any:
         """Return what is new: with kind "delta", choices that changed with only their new text, ids and logprobs."""
         while not self._closed:
-            if not self._has_news:
+            if not (self._inbox.news or self._has_news):
                 self._waiting = asyncio.get_running_loop().create_future()
                 await self._waiting
             output = self._collector.take(self._inbox.take())

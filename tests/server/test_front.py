@@ -21,6 +21,13 @@ def test_every_token_of_many_streams_arrives() -> None:
     assert 200 * (6 + 1) <= figures["events"] <= 200 * (6 + 4)
 
 
+def test_two_thousand_streams_are_open_at_once() -> None:
+    figures = _measured("--streams", "2000", "--tokens", "3", "--interval-ms", "300")
+    # The engine waits for all of them before it answers any.
+    assert (figures["streams"], figures["tokens"], figures["status"]) == (2000, 6000, 0)
+    assert figures["memory_mb"] < 400
+
+
 def test_a_slow_front_sends_what_waits_together() -> None:
     figures = _measured("--streams", "50", "--tokens", "400")
     assert figures["tokens"] == 20_000

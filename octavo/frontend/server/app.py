@@ -27,15 +27,7 @@ from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import ClientGoneError
 from octavo.frontend.server.errors import on_defect, on_http_error, on_octavo_error
 from octavo.frontend.server.keys import ApiKeys
-from octavo.frontend.server.routes import (
-    anthropic,
-    chat,
-    completions,
-    generate,
-    ollama,
-    responses,
-    tokens,
-)
+from octavo.frontend.server.routes import anthropic, chat, completions, generate, ollama, responses, tokens
 from octavo.frontend.server.shelf import Shelf
 from octavo.frontend.server.sse import RAW_SEND
 from octavo.frontend.service import TextService
@@ -133,10 +125,7 @@ def _context(service: TextService, config: ServeConfig, names: tuple[str, ...]) 
         model_names=names,
         metrics=ServerMetrics(names[0], service.stats, names=config.metrics_names),
         speech=Speech(
-            service.tokenizer,
-            service.chat_template,
-            calls=config.tool_call_parser,
-            reasoning=config.reasoning_parser,
+            service.tokenizer, service.chat_template, calls=config.tool_call_parser, reasoning=config.reasoning_parser
         ),
         created=int(time.time()),
     )

@@ -34,13 +34,22 @@ class ByteDetokenizer:
         self._skip = skip_special_tokens
         self._shown = shown
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._whole = True
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next ids; return the text that is certain now."""
         tokenizer = self._tokenizer
+        # Most come alone, behind whole characters, and are whole characters themselves.
+        alone = len(ids) == 1 and self._whole
+        if alone and (known := tokenizer.whole_texts.get(ids[0])) is not None:
+            return known
         if self._skip:
             ids = [index for index in ids if index in self._shown or not tokenizer.is_special(index)]
-        return self._utf8.decode(b"".join(map(tokenizer.token_bytes, ids)))
+        text = self._utf8.decode(b"".join(map(tokenizer.token_bytes, ids)))
+        self._whole = not self._utf8.getstate()[0]
+        if alone and self._whole and text and not tokenizer.is_special(ids[0]):
+            tokenizer.whole_texts[ids[0]] = text
+        return text
 
     def flush(self) -> str:
         """Return what was held back: the end of the text has come. An incomplete character gives U+FFFD."""

@@ -44,6 +44,8 @@ class Tokenizer:
         self._special = frozenset(index for index, token in added.items() if token.special)
         self._characters = byte_characters()
         self._bytes: dict[int, bytes] = {}
+        # Of tokens that detokenizers have seen to be whole characters, no special ones.
+        self.whole_texts: dict[int, str] = {}
         self.vocab_size = max([core.get_vocab_size(with_added_tokens=True), *(index + 1 for index in added)])
         steps = _decoder_steps(core)
         self.byte_level = steps == ["ByteLevel"]

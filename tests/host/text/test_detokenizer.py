@@ -113,6 +113,7 @@ def test_work_does_not_grow_with_the_text(request: pytest.FixtureRequest, monkey
         looked_at += 1
         return token_bytes(self, index)
 
+    tokenizer.whole_texts.clear()
     monkeypatch.setattr(Tokenizer, "decode", counted_decode)
     monkeypatch.setattr(Tokenizer, "token_bytes", counted_bytes)
     detokenizer = start_detokenizer(tokenizer)
@@ -120,6 +121,25 @@ def test_work_does_not_grow_with_the_text(request: pytest.FixtureRequest, monkey
         detokenizer.push([i % tokenizer.vocab_size])
     detokenizer.flush()
     assert 5000 - 100 <= looked_at <= 5000 * 8
+
+
+def test_what_is_remembered_of_a_token_shows_no_special_one(smollm: Tokenizer) -> None:
+    smollm.whole_texts.clear()
+    end = smollm.token_id("<|im_end|>")
+    assert end is not None
+    face = smollm.encode("🙂", add_special_tokens=False)
+    assert len(face) > 1
+    for _ in range(2):
+        assert start_detokenizer(smollm, skip_special_tokens=False).push([end]) == "<|im_end|>"
+        assert start_detokenizer(smollm).push([end]) == ""
+        pieces = start_detokenizer(smollm)
+        assert [pieces.push([token]) for token in (face[0], end, *face[1:])][-1] == "🙂"
+        # A letter behind half a character ends it, also one that is remembered.
+        (letter,) = smollm.encode("a", add_special_tokens=False)
+        assert start_detokenizer(smollm).push([letter]) == "a"
+        broken = start_detokenizer(smollm)
+        assert broken.push([face[0]]) + broken.push([letter]) + broken.push([letter]) == "\ufffdaa"
+    assert set(smollm.whole_texts.values()) == {"a"}
 
 
 @pytest.mark.parametrize("kind", [ByteDetokenizer, WindowDetokenizer])

@@ -14,13 +14,7 @@ from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.events import Echo, Generation, Prompt, PromptLogprobs
-from octavo.frontend.server.routes.answers import (
-    begin,
-    collect,
-    json_response,
-    label,
-    token_bytes_of,
-)
+from octavo.frontend.server.routes.answers import begin, collect, json_response, label, token_bytes_of
 from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.logprobs import CompletionLogprobs, prompt_entries
 from octavo.frontend.server.routes.openai_schema import (
@@ -58,12 +52,7 @@ async def completions(request: Request) -> Response:
     if body.logprobs is not None:
         as_ids = bool(body.return_tokens_as_token_ids)
         pieces = [CompletionLogprobs(body.logprobs, token_bytes_of(context), as_ids=as_ids) for _ in range(num_choices)]
-    head: dict[str, Any] = {
-        "id": named.id,
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-    }
+    head: dict[str, Any] = {"id": named.id, "object": "text_completion", "created": int(time.time()), "model": model}
     if body.use_beam_search:
         found, usage = await search(request, context, body, prompts, params, named.id)
         choices = [_whole_choice(one, pieces, None) for one in found]
@@ -170,6 +159,11 @@ def _choice(
     one: CompletionOutput, pieces: Sequence[CompletionLogprobs] | None, ids: Mapping[str, Any] | None = None
 ) -> bytes:
     """Return one choice of a chunk as JSON."""
+    if pieces is None and ids is None and one.finish_reason is None:  # As for most tokens.
+        return b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null}' % (
+            one.index,
+            encode_json(one.text),
+        )
     more = b"" if ids is None else b"," + encode_json(ids)[1:-1]
     logprobs = b"null"
     if pieces is not None:
