@@ -56,7 +56,7 @@ class StepProgram:
     likeliest: Likeliest
     append: Append
     draw: Draw | None
-    head: LMHead | None
+    head: LMHead | None = None
 
     @torch.inference_mode()
     def run(self, shape: StepShape, ending: Ending) -> StepOutputs:
