@@ -41,6 +41,75 @@ template <int PENDING> __device__ inline void copies_wait() {
     asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
 
+__device__ inline uint32_t cluster_rank() {
+    uint32_t x = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
+#endif
+    return x;
+}
+__device__ inline uint32_t cluster_size() {
+    uint32_t x = 1;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(x));
+#endif
+    return x;
+}
+// Between an arrival and a wait, blocks go on; behind the wait, what all of them wrote before they arrived is there.
+__device__ inline void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// Writes into the shared memory of a block of the cluster.
+__device__ inline void write_to(float* at, uint32_t rank, float x) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .u32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nst.shared::cluster.f32 [there], %2;}"
+                 :: "r"(shared_address(at)), "r"(rank), "f"(x) : "memory");
+#endif
+}
+
+// Copies bytes (a multiple of 16) into shared memory in the background; a barrier counts them. An expectation is a round of it.
+__device__ inline void barrier_init(uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(barrier)) : "memory");
+#endif
+}
+__device__ inline void barriers_made() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+__device__ inline void expect_bytes(uint64_t* barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+#endif
+}
+__device__ inline void wait_for_bytes(uint64_t* barrier, int phase) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{.reg .pred done;\nAGAIN_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN_%=;}"
+                 :: "r"(shared_address(barrier)), "r"(phase) : "memory");
+#endif
+}
+__device__ inline void copy_bulk(void* to, const void* from, int bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+#endif
+}
+// Lets the second cache fetch bytes (a multiple of 16).
+__device__ inline void prefetch_bulk(const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 template <typename T> struct Narrow;
 
 template <> struct Narrow<__nv_bfloat16> {
