@@ -22,7 +22,7 @@ _WARPS, _MOST_STAGES, _PIECES = 8, 12, {1: (2, 4, 6, 8), 2: (5, 6, 7, 8)}
 _ATTENTION_THREADS, _TILE, _STAGES = 128, 64, 3
 # Inputs that a block has registers for, and bytes of shared memory, so that two kernels fit beside each other.
 _MOST_SLICE, _NORM_SHARED, _ADD_SHARED = 4096, 103 * 1024, 107 * 1024
-_SIGNAL = 2
+_SIGNAL = {"norm_product": 2, "norm_gate": 2, "product_add": 2}
 # One cluster adds up all splits: parts that the output product adds up cost it 2 microseconds (docs/log.md).
 _MOST_SPLITS = 8
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -72,9 +72,9 @@ def cut_of(num_ins: int) -> Cut:
     return Cut(slices=slices, size=size, chunks=chunks, pieces=next(made for made in _PIECES[chunks] if made >= pieces))
 
 
-def blocks_of(num_tiles: int, num_cores: int, of_a_core: int) -> int:
+def blocks_of(num_tiles: int, most: int) -> int:
     """Return how many blocks share the tiles, so that each has equally many, or one more."""
-    return ceil_div(num_tiles, ceil_div(num_tiles, num_cores * of_a_core))
+    return ceil_div(num_tiles, ceil_div(num_tiles, most))
 
 
 def splits_of(num_rows: int, num_kv_heads: int, capacity: int, num_cores: int) -> int:
@@ -106,7 +106,8 @@ def _of_normalized(
     residual: Tensor, norm: Tensor, matrix: Matrix, layer: LayerWeights, *, gated: bool = False
 ) -> Tensor:
     """Launch the product of the residual stream, normalized; return [T, out], or [T, I] behind a gated activation."""
-    out = residual.new_empty((len(residual), len(matrix[0]) // (1 + gated)))
+    shape = (len(residual), len(matrix[0]) // (1 + gated))
+    out = torch.empty(shape, dtype=residual.dtype, device=residual.device)
     parameters = _Product(norm=address(norm), eps=layer.eps, activation=_ACTIVATIONS[layer.activation])
     _multiply("norm_gate" if gated else "norm_product", parameters, residual, matrix, out)
     return out
@@ -116,7 +117,7 @@ def _multiply(kernel: str, parameters: _Product, x: Tensor, matrix: Matrix, out:
     """Launch a product of x [T, in] with the rest of its parameters. out: overwritten, or what `product_add` adds to."""
     (num_rows, num_ins), num_outs, products = x.shape, out.shape[1], module("products")
     cut, halves, adds = cut_of(num_ins), 1 + (kernel == "norm_gate"), kernel == "product_add"
-    groups = blocks_of(num_outs // 8, products.num_cores // cut.slices, 1)
+    groups = blocks_of(num_outs // 8, products.num_cores // cut.slices)
     own = ceil_div(ceil_div(num_outs // 8, groups), cut.slices)
     beside = cut.slices * own * halves * 256 + (0 if adds else cut.size * 2)
     stage = 8 * (_WARPS * cut.pieces * 64 + 64)
@@ -125,7 +126,7 @@ def _multiply(kernel: str, parameters: _Product, x: Tensor, matrix: Matrix, out:
     assert stages > 0, f"no room for {num_ins} inputs and {num_outs} outputs"
     parameters.x, parameters.weight, parameters.bias, parameters.out = map(address, (x, *matrix, out))
     parameters.rows, parameters.num_ins, parameters.num_outs = num_rows, num_ins, num_outs
-    parameters.size, parameters.stages, parameters.signal = cut.size, stages, _SIGNAL
+    parameters.size, parameters.stages, parameters.signal = cut.size, stages, _SIGNAL[kernel]
     shape = f"{cut.pieces}_{cut.chunks}_{_SUFFIX[x.dtype]}"
     launch = Launch(
         grid=(groups * cut.slices, 1, 1), threads=32 * _WARPS, shared=stages * stage + beside, cluster=cut.slices
@@ -140,7 +141,7 @@ def _attend(qkv: Tensor, layer: LayerWeights, pages: RowPages) -> Tensor:
     num_heads, angles = qkv.shape[1] // size - 2 * num_kv_heads, pages.rotation.table
     assert keys.stride() == pages.values.stride() and keys.stride(3) == 1 and angles.is_contiguous()
     splits = splits_of(num_rows, num_kv_heads, pages.table.shape[1] * block, attention.num_cores)
-    out = qkv.new_empty((num_rows, num_heads * size))
+    out = torch.empty((num_rows, num_heads * size), dtype=qkv.dtype, device=qkv.device)
     parameters = _Attention(
         qkv=address(qkv),
         q_norm=address(norms and norms.q),
@@ -163,8 +164,6 @@ def _attend(qkv: Tensor, layer: LayerWeights, pages: RowPages) -> Tensor:
         table_column=pages.table.stride(1),
     )
     shared = _STAGES * 2 * _TILE * size * qkv.itemsize
-    launch = Launch(
-        grid=(splits, num_kv_heads, num_rows), threads=_ATTENTION_THREADS, shared=shared, cluster=splits
-    )
+    launch = Launch(grid=(splits, num_kv_heads, num_rows), threads=_ATTENTION_THREADS, shared=shared, cluster=splits)
     attention.launch(f"attention_{size}_{_SUFFIX[qkv.dtype]}", parameters, launch)
     return out

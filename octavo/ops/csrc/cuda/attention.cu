@@ -5,7 +5,7 @@
 // each of every 64, copied into shared memory STAGES ahead; no warp waits for another before the end. Keys of earlier steps are
 // on their way before the query is known. The splits of a row and key head are a cluster: each block adds up some features of all.
 // The grid does not depend on lengths: blocks behind a row's last token find nothing.
-#include "common.cuh"
+#include "cluster.cuh"
 
 constexpr int WARPS = 4, TOKENS = 16, TILE = WARPS * TOKENS, STAGES = 3, MOST_GROUP = 8, MOST_CLUSTER = 8;
 

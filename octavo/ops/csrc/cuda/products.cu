@@ -8,7 +8,7 @@
 // are added up in shared memory.
 //
 // The next kernel is let in when a block has asked for its last weights: its first ones come while this one's sums are added up.
-#include "common.cuh"
+#include "cluster.cuh"
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS, MOST_STAGES = 12;
 
