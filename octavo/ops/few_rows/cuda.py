@@ -22,7 +22,6 @@ _WARPS, _MOST_STAGES, _PIECES = 8, 12, {1: (2, 4, 6, 8), 2: (5, 6, 7, 8)}
 _ATTENTION_THREADS, _TILE, _STAGES = 128, 64, 3
 # Inputs that a block has registers for, and bytes of shared memory, so that two kernels fit beside each other.
 _MOST_SLICE, _NORM_SHARED, _ADD_SHARED = 4096, 103 * 1024, 107 * 1024
-_SIGNAL = {"norm_product": 2, "norm_gate": 2, "product_add": 2}
 # One cluster adds up all splits: parts that the output product adds up cost it 2 microseconds (docs/log.md).
 _MOST_SPLITS = 8
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -34,7 +33,7 @@ class _Product(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "norm", "weight", "bias", "out")),
         ("eps", ctypes.c_float),
-        *((name, ctypes.c_int) for name in ("rows", "num_ins", "num_outs", "activation", "size", "stages", "signal")),
+        *((name, ctypes.c_int) for name in ("rows", "num_ins", "num_outs", "activation", "size", "stages")),
     )
 
 
@@ -126,7 +125,7 @@ def _multiply(kernel: str, parameters: _Product, x: Tensor, matrix: Matrix, out:
     assert stages > 0, f"no room for {num_ins} inputs and {num_outs} outputs"
     parameters.x, parameters.weight, parameters.bias, parameters.out = map(address, (x, *matrix, out))
     parameters.rows, parameters.num_ins, parameters.num_outs = num_rows, num_ins, num_outs
-    parameters.size, parameters.stages, parameters.signal = cut.size, stages, _SIGNAL[kernel]
+    parameters.size, parameters.stages = cut.size, stages
     shape = f"{cut.pieces}_{cut.chunks}_{_SUFFIX[x.dtype]}"
     launch = Launch(
         grid=(groups * cut.slices, 1, 1), threads=32 * _WARPS, shared=stages * stage + beside, cluster=cut.slices
