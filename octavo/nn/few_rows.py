@@ -5,7 +5,6 @@ Shapes: T rows with one token each, N hidden features.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from octavo.nn.assembly import Binding
@@ -108,8 +107,6 @@ def _refusal(
     asks = (attend.window, attend.softcap, attend.alibi, attend.has_sinks or None, attend.shares, binding.attention)
     num_ins = [linear.num_ins // (binding.mesh.tensor.size if linear.role == "row" else 1) for linear in linears]
     sizes = {*num_ins, *(size for linear in linears for size in linear.sizes)}
-    num_features = sum(ins * sum(linear.sizes) for ins, linear in zip(num_ins, linears, strict=True))
-    num_bytes = num_features * getattr(torch, binding.dtype).itemsize
     reasons = {
         "ranks share them that do not reach each other's memory": binding.mesh.tensor.size > 1
         and _ranks(binding) is None,
@@ -122,8 +119,7 @@ def _refusal(
         or rope.facts.dim != heads.dim,
         f"heads are of {heads.dim}": heads.dim not in few_rows.HEAD_SIZES,
         f"{heads.query // heads.kv} heads share a key": heads.query // heads.kv > few_rows.MOST_GROUP,
-        "reading their weights takes longer than what it saves": num_bytes > few_rows.MOST_BYTES,
-        "they are too wide": qkv.num_ins > few_rows.MOST_HIDDEN,
+        "they are too wide": max(num_ins) > few_rows.MOST_INS,
         "features are no multiples of 8": any(size % 8 for size in sizes),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -21,7 +21,7 @@ from octavo.base.facts import DeviceFacts
 FOLDER = Path(__file__).parent / "csrc" / "cuda"
 # What they are compiled for; later devices of a family run it too. What Hopper alone has runs on no other.
 _ARCHS, _FAMILIES = ("80", "89", "90", "100"), ("sm_8", "sm_9", "sm_10")
-MODULES = {"products": _ARCHS, "attention": _ARCHS, "sums": _ARCHS, "prefill": ("90a",)}
+MODULES = {"products": _ARCHS[2:], "attention": _ARCHS[2:], "sums": _ARCHS, "prefill": ("90a",)}
 # The driver's numbers for what we ask of it, and of dtypes.
 _CORES, _MAJOR, _MOST_SHARED, _CLUSTER, _DEPENDENT = 16, 75, 8, 4, 6
 _SWIZZLE_128, _PROMOTE_256, _DTYPES = 3, 3, {torch.float16: 6, torch.bfloat16: 9}

@@ -13,7 +13,7 @@ from torch import Tensor
 from octavo.base.facts import RopeFacts
 from octavo.nn.rope import rope_table
 from octavo.ops.few_rows import LayerWeights, RowPages
-from octavo.ops.few_rows.cuda import blocks_of, splits_of
+from octavo.ops.few_rows.cuda import Cut, blocks_of, cut_of, splits_of
 from octavo.ops.few_rows.reference import few_rows
 from octavo.ops.rope_write import HeadNorms, Rotation
 from tests.kernels.binding import NAN, cases, kernel
@@ -38,6 +38,8 @@ class Shape:
 SHAPES = {
     "as 0.6B": Shape(hidden=1024, heads=16, kv_heads=8, size=128, inner=3072),
     "odd": Shape(hidden=584, heads=7, kv_heads=1, size=64, inner=1544, block=32, bias=True),
+    "deep": Shape(hidden=136, heads=2, kv_heads=1, size=64, inner=12296),
+    "broad": Shape(hidden=8456, heads=2, kv_heads=1, size=64, inner=264),
     "wide": Shape(hidden=4096, heads=24, kv_heads=3, size=128, inner=4104, block=128, norms=False),
 }
 
@@ -124,9 +126,21 @@ def test_a_layer(candidate: str, dtype: str, name: str, rows: int) -> None:
 
 
 def test_the_work_is_cut_by_shapes_alone() -> None:
-    assert [splits_of(rows, 8, 34_000, 132, True) for rows in (1, 2, 4, 8)] == [(8, 8), (8, 8), (4, 4), (2, 2)]
-    assert splits_of(1, 8, 34_000, 108, False) == (8, 1)
-    assert splits_of(1, 1, 34_000, 132, True) == (8, 8)
-    assert splits_of(1, 8, 64, 132, True) == (1, 1)
-    assert splits_of(8, 32, 34_000, 132, True) == (1, 1)
-    assert [blocks_of(tiles, 132, 3) for tiles in (1, 384, 396, 397, 1792)] == [1, 384, 396, 199, 359]
+    assert [splits_of(rows, 8, 34_000, 132) for rows in (1, 2, 4, 8)] == [8, 8, 4, 2]
+    assert splits_of(1, 1, 34_000, 132) == 8
+    assert splits_of(1, 8, 64, 132) == 1
+    assert splits_of(8, 32, 34_000, 132) == 1
+    assert [blocks_of(tiles, 396) for tiles in (1, 384, 396, 397, 1792)] == [1, 384, 396, 199, 359]
+    assert cut_of(1024) == Cut(slices=1, size=1024, chunks=1, pieces=4)
+    assert cut_of(4096) == Cut(slices=1, size=4096, chunks=2, pieces=8)
+    assert cut_of(14336) == Cut(slices=4, size=3584, chunks=2, pieces=7)
+
+
+@pytest.mark.parametrize("num_ins", [8, 264, 520, 1544, 2056, 2560, 3072, 4104, 8456, 12296, 28672, 32768])
+def test_slices_have_all_inputs(num_ins: int) -> None:
+    cut = cut_of(num_ins)
+    assert cut.slices * cut.size >= num_ins > (cut.slices - 1) * cut.size
+    assert cut.slices <= 8
+    assert cut.size % 32 == 0, "copies begin where 16 bytes do"
+    assert cut.chunks * cut.pieces * 256 - cut.size >= 0
+    assert cut.chunks * cut.pieces <= 16, "registers for more are not there"

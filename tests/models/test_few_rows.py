@@ -107,13 +107,13 @@ def test_layers_that_the_op_cannot_do(tmp_path: Path, model_type: str, options: 
     assert f"{NOTE}as always, {reason}" in found.decisions
 
 
-def test_large_layers_go_on_as_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_bytes = 4 * (128 * (2 + 2) * 64 + 2 * 64 * 128 + 3 * 80 * 128)
-    for most, way in ((num_bytes, True), (num_bytes - 1, False)):
-        monkeypatch.setattr("octavo.ops.few_rows.MOST_BYTES", most)
+def test_layers_that_are_too_wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    widest = max(128, 2 * 64, 80)
+    for most, way in ((widest, True), (widest - 1, False)):
+        monkeypatch.setattr("octavo.ops.few_rows.MOST_INS", most)
         found = assembled(tmp_path, "llama", WIDE)
         assert taken(found.model) == [way] * 3
-    assert f"{NOTE}as always, reading their weights takes longer than what it saves" in found.decisions
+    assert f"{NOTE}as always, they are too wide" in found.decisions
 
 
 def test_other_layers_stay_out(tmp_path: Path) -> None:

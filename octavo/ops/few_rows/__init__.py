@@ -16,10 +16,8 @@ from octavo.ops.candidate import Candidate, Op
 from octavo.ops.cuda_module import refusal
 from octavo.ops.rope_write import HeadNorms, Rotation
 
-# What the kernels are made for: rows, head sizes, query heads that share a key head, hidden features.
-MOST_ROWS, HEAD_SIZES, MOST_GROUP, MOST_HIDDEN = 8, (64, 128), 8, 8192
-# Bytes of a layer's weights: with more, products that fill the device are quicker.
-MOST_BYTES = 100_000_000
+# What the kernels are made for: rows, head sizes, query heads that share a key head, inputs of a product.
+MOST_ROWS, HEAD_SIZES, MOST_GROUP, MOST_INS = 8, (64, 128), 8, 32768
 
 # A weight [out, in] and its bias.
 Matrix = tuple[Tensor, Tensor | None]

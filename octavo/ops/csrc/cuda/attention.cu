@@ -3,15 +3,14 @@
 //
 // A block takes one split of one row and one key head, with the G <= 8 query heads that share it. Its 4 warps take 16 tokens
 // each of every 64, copied into shared memory STAGES ahead; no warp waits for another before the end. Keys of earlier steps are
-// on their way before the query is known. The blocks of a cluster add up what they found, so there is one part for each cluster.
+// on their way before the query is known. The splits of a row and key head are a cluster: each block adds up some features of all.
 // The grid does not depend on lengths: blocks behind a row's last token find nothing.
-#include "common.cuh"
+#include "cluster.cuh"
 
-constexpr int WARPS = 4, TOKENS = 16, TILE = WARPS * TOKENS, STAGES = 3, MOST_GROUP = 8;
+constexpr int WARPS = 4, TOKENS = 16, TILE = WARPS * TOKENS, STAGES = 3, MOST_GROUP = 8, MOST_CLUSTER = 8;
 
 // qkv: T [rows, qkv_row]: all query heads, the key heads, the value heads. angles: float [positions, D]: cosines, then sines.
-// keys, values: pages by their strides, in elements. table: a row's pages. lengths: with the new token. out: T [rows, heads, D]
-// if there is one cluster, else parts: float [rows, heads, clusters, D], and lses [rows, heads, clusters] to base 2.
+// keys, values: pages by their strides, in elements. table: a row's pages. lengths: with the new token. out: T [rows, heads, D].
 struct Attention {
     const void* qkv;
     const void* q_norm;
@@ -22,45 +21,10 @@ struct Attention {
     const int* table;
     const int* lengths;
     void* out;
-    float* parts;
-    float* lses;
     long long page_stride, head_stride, offset_stride;
     float eps, scale;
     int qkv_row, group, block, table_row, table_column;
 };
-
-__device__ inline uint32_t cluster_rank() {
-    uint32_t x = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(x));
-#endif
-    return x;
-}
-__device__ inline uint32_t cluster_size() {
-    uint32_t x = 1;
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(x));
-#endif
-    return x;
-}
-__device__ inline void cluster_meet() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-#else
-    __syncthreads();
-#endif
-}
-// Reads the shared memory of another block of the cluster.
-__device__ inline float read_of(const float* at, uint32_t rank) {
-#if __CUDA_ARCH__ >= 900
-    float x;
-    asm volatile("{.reg .u32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, [there];}"
-                 : "=f"(x) : "r"(shared_address(at)), "r"(rank) : "memory");
-    return x;
-#else
-    return *at;
-#endif
-}
 
 template <bool TRANSPOSED> __device__ inline void load_matrices(uint32_t (&x)[4], const void* at) {
     if constexpr (TRANSPOSED)
@@ -131,11 +95,16 @@ template <typename T, int D> struct Stage {
     T keys[WARPS][TOKENS * D], values[WARPS][TOKENS * D];
 };
 
-// What the warps, and then the block, found: sums of weighted values, the largest score, the sum of weights.
+// What the warps found: sums of weighted values, the largest score, the sum of weights.
 template <int D> struct Found {
     float sums[WARPS][MOST_GROUP][D];
     float largest[WARPS][MOST_GROUP], totals[WARPS][MOST_GROUP];
-    float block_sums[MOST_GROUP][D], block_largest[MOST_GROUP], block_totals[MOST_GROUP];
+};
+
+// What the blocks of a cluster found, of the features that this one adds up.
+template <int D> struct Gathered {
+    float sums[MOST_GROUP * D + MOST_CLUSTER * 32 * WARPS];
+    float largest[MOST_CLUSTER][MOST_GROUP], totals[MOST_CLUSTER][MOST_GROUP];
 };
 
 template <typename T, int D> __device__ void attend(const Attention& p) {
@@ -145,6 +114,9 @@ template <typename T, int D> __device__ void attend(const Attention& p) {
     __shared__ __align__(16) T queries[MOST_GROUP][D];
     __shared__ __align__(16) T new_key[D];
     __shared__ __align__(16) T new_value[D];
+    __shared__ Gathered<D> gathered;
+    // Others write here when all have begun.
+    cluster_arrive();
 
     const int split = blockIdx.x, kv_head = blockIdx.y, row = blockIdx.z, splits = gridDim.x, num_kv = gridDim.y;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane / 4, quad = lane % 4;
@@ -307,6 +279,8 @@ template <typename T, int D> __device__ void attend(const Attention& p) {
         }
     }
     __syncthreads();
+    const int rank = cluster_rank(), size = cluster_size();
+    cluster_wait();
     for (int at = threadIdx.x; at < p.group * D; at += 32 * WARPS) {
         const int head = at / D, feature = at % D;
         float highest = -INFINITY, sum = 0.0f, weight = 0.0f;
@@ -320,35 +294,30 @@ template <typename T, int D> __device__ void attend(const Attention& p) {
             sum += factor * found.sums[i][head][feature];
             weight += factor * found.totals[i][head];
         }
-        found.block_sums[head][feature] = sum;
-        if (feature == 0) {
-            found.block_largest[head] = highest;
-            found.block_totals[head] = weight;
+        const int piece = at / (32 * WARPS), owner = piece % size;
+        write_to(&gathered.sums[(piece / size * size + rank) * 32 * WARPS + threadIdx.x], owner, sum);
+        if (feature % 32 == 0) {
+            for (int other = feature / 32; other < size; other += D / 32) {
+                write_to(&gathered.largest[rank][head], other, highest);
+                write_to(&gathered.totals[rank][head], other, weight);
+            }
         }
     }
-    cluster_meet();
-    const int rank = cluster_rank(), size = cluster_size(), num_parts = splits / size, part = split / size;
-    for (int at = rank * 32 * WARPS + threadIdx.x; at < p.group * D; at += size * 32 * WARPS) {
+    cluster_arrive();
+    cluster_wait();
+    for (int at = rank * 32 * WARPS + threadIdx.x, piece = 0; at < p.group * D; at += size * 32 * WARPS, ++piece) {
         const int head = at / D, feature = at % D;
         float highest = -INFINITY, sum = 0.0f, weight = 0.0f;
-        for (int i = 0; i < size; ++i) highest = fmaxf(highest, read_of(&found.block_largest[head], i));
+        for (int i = 0; i < size; ++i) highest = fmaxf(highest, gathered.largest[i][head]);
         const float base = highest == -INFINITY ? 0.0f : highest;
         for (int i = 0; i < size; ++i) {
-            const float factor = exp2f(read_of(&found.block_largest[head], i) - base);
-            sum += factor * read_of(&found.block_sums[head][feature], i);
-            weight += factor * read_of(&found.block_totals[head], i);
+            const float factor = exp2f(gathered.largest[i][head] - base);
+            sum += factor * gathered.sums[(piece * size + i) * 32 * WARPS + threadIdx.x];
+            weight += factor * gathered.totals[i][head];
         }
-        const float value = weight > 0.0f ? sum / weight : 0.0f;
         const long long head_of_all = (static_cast<long long>(row) * num_kv + kv_head) * p.group + head;
-        if (num_parts == 1) {
-            static_cast<T*>(p.out)[head_of_all * D + feature] = Narrow<T>::narrow(value);
-        } else {
-            p.parts[(head_of_all * num_parts + part) * D + feature] = value;
-            if (feature == 0) p.lses[head_of_all * num_parts + part] = weight > 0.0f ? highest + log2f(weight) : -INFINITY;
-        }
+        static_cast<T*>(p.out)[head_of_all * D + feature] = Narrow<T>::narrow(weight > 0.0f ? sum / weight : 0.0f);
     }
-    // No block leaves while another reads its memory.
-    cluster_meet();
 }
 
 #define KERNEL(name, T, D)                                                                            \

@@ -1,31 +1,31 @@
 // Products of up to 8 rows with a weight [N, K], with what lies before and after them in a layer.
 //
-// A tile is NT times 8 outputs; a block takes tile after tile. Its 8 warps share K: in every chunk of K, a warp has I pieces of
-// 32 features of each output, and a lane 8 features of one output of each piece: 16 bytes, which are just what the matrix unit
-// wants of that lane if features are counted in another order, the same for activations. So weights go from memory to
-// registers to the product. When a piece has been multiplied, its registers take the same piece of the next chunk or tile: NT * I
-// loads of a lane are always on their way. The sums of the 8 warps are added up in shared memory.
-#include "common.cuh"
+// A block takes a range of outputs, eight at a time (a tile), and of K a slice; the blocks of a cluster have the slices of the
+// same outputs. Its 8 warps share the slice, and each keeps its features of all rows in registers. Weights come ahead into a ring
+// in shared memory: a stage has C-th parts of the slice, of 8 outputs, and is 8 bulk copies of up to 4 KiB (of 256 bytes, they took
+// half as long again). A lane takes 16 bytes of a stage at once: 8 features of one output, which are just what the matrix unit
+// wants of that lane if features are counted in another order, the same for activations. The sums of warps, then of a cluster,
+// are added up in shared memory.
+//
+// The next kernel is let in when a block has asked for its last weights: its first ones come while this one's sums are added up.
+// Behind a long product that is added it waits for the end: measured, 2 % of a step of large layers.
+#include "cluster.cuh"
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS;
-// Between rows in shared memory, so that eight rows by four lanes read from different banks.
-constexpr int PAD = 32;
+constexpr int WARPS = 8, THREADS = 32 * WARPS, MOST_STAGES = 12;
 
-enum Input { PLAIN, NORM, PARTS };
 enum Output { STORE, GATE, ADD };
 enum Activation { SILU, GELU, GELU_TANH, RELU };
 
-// x: T [rows, K]; of PARTS float [rows, K / D, parts, D], and lses [rows, K / D, parts] to base 2. norm: [K]. weight: [N, K], of
-// GATE [2 N, K]. out: [rows, N], overwritten, or added to by ADD.
+// x: T [rows, K]. norm: [K], of x, if not null. weight: [N, K], of GATE [2 N, K]. out: [rows, N], overwritten, or added to by ADD.
+// slice: features of a block. stages: of the ring.
 struct Product {
     const void* x;
-    const float* lses;
     const void* norm;
     const void* weight;
     const void* bias;
     void* out;
     float eps;
-    int rows, K, N, head, parts, activation;
+    int rows, K, N, activation, slice, stages;
 };
 
 __device__ inline float activated(float x, int activation) {
@@ -37,188 +37,208 @@ __device__ inline float activated(float x, int activation) {
     }
 }
 
-// Puts the rows of the residual stream, normalized, into shared memory. The norm's weight is on its way to `scales`.
-template <typename T> __device__ void take_normalized(const Product& p, T* xs, const T* scales) {
-    __shared__ float squares[WARPS];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int shared_by = p.rows == 1 ? 8 : p.rows == 2 ? 4 : p.rows <= 4 ? 2 : 1;
-    const int row = warp / shared_by, first = warp % shared_by * 32 + lane, step = 32 * shared_by, stride = p.K + PAD;
-    const uint4* from = reinterpret_cast<const uint4*>(static_cast<const T*>(p.x) + size_t(row) * p.K);
-    uint4* to = reinterpret_cast<uint4*>(xs + row * stride);
-    float sum = 0.0f;
-    if (row < p.rows) {
-#pragma unroll 4
-        for (int place = first; place < p.K / 8; place += step) {
-            const uint4 x = __ldcg(from + place);
-            to[place] = x;
+template <typename T, bool NORM, int OUTPUT, int Q, int C> __device__ void multiply(const Product& p) {
+    constexpr int HALVES = OUTPUT == GATE ? 2 : 1;
+    // Bytes of a row of a stage; those behind it keep neighbouring rows in different banks.
+    constexpr int SPAN = WARPS * Q * 32, ROW = SPAN * 2 + 64, STAGE = 8 * ROW;
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ float2 sums_of_warps[2][WARPS][32];
+    __shared__ float squares[WARPS][8];
+    __shared__ uint64_t arrived[MOST_STAGES];
+    __shared__ unsigned taken[MOST_STAGES];
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane / 4, quad = lane % 4;
+    const int rank = cluster_rank(), slices = cluster_size(), group = blockIdx.x / slices, num_groups = gridDim.x / slices;
+    const int begin = rank * p.slice, end = min(begin + p.slice, p.K);
+    const int all_tiles = p.N / 8;
+    const int first = int(int64_t(group) * all_tiles / num_groups), last = int(int64_t(group + 1) * all_tiles / num_groups);
+    const int num_tiles = (last - first) * HALVES, num_loads = num_tiles * C;
+    // Sums of the tiles that this block finishes, of each slice: every so manieth tile is one block's of the cluster.
+    const int most_own = (last - first + slices - 1) / slices;
+    float* found = reinterpret_cast<float*>(memory + p.stages * STAGE);
+    T* scales = reinterpret_cast<T*>(found + slices * most_own * HALVES * 64);
+    // Where a lane's features of a piece begin.
+    auto place = [&](int i) { return begin + i / Q * SPAN + warp * Q * 32 + i % Q * 32 + quad * 8; };
+    auto load = [&](int load, int slot) {
+        const int tile = load / C, k = begin + load % C * SPAN, bytes = max(min(SPAN, end - k), 0) * 2;
+        const int output = (first + tile / HALVES) * 8 + lane;
+        if (lane == 0) expect_bytes(&arrived[slot], bytes * 8);
+        __syncwarp();
+        if (lane < 8 && bytes > 0) {
+            const T* from = static_cast<const T*>(p.weight) + size_t(output + tile % HALVES * p.N) * p.K + k;
+            copy_bulk(memory + slot * STAGE + lane * ROW, from, bytes, &arrived[slot]);
+        }
+    };
+
+    // Others write into `found` when all have begun.
+    if (slices > 1) cluster_arrive();
+    // What is never copied is multiplied by zero, and must be a number.
+    if (end - begin < C * SPAN) {
+        for (int i = threadIdx.x; i < p.stages * STAGE / 16; i += THREADS)
+            reinterpret_cast<uint4*>(memory)[i] = make_uint4(0, 0, 0, 0);
+        __syncthreads();
+    }
+    if (threadIdx.x < p.stages) {
+        barrier_init(&arrived[threadIdx.x]);
+        taken[threadIdx.x] = 0;
+    }
+    barriers_made();
+    if (warp == 0) {
+        __syncwarp();
+        for (int i = 0; i < min(p.stages, num_loads); ++i) load(i, i);
+        if (num_loads <= p.stages) signal_next();
+    }
+    if constexpr (NORM) {
+        for (int k = threadIdx.x * 8; begin + k < end; k += THREADS * 8)
+            copy_async(scales + k, static_cast<const T*>(p.norm) + begin + k, true);
+        copies_commit();
+    }
+    __syncthreads();
+    wait_for_previous();
+
+    const T* x = static_cast<const T*>(p.x) + size_t(member) * p.K;
+    const bool has_row = member < p.rows;
+    auto load_x = [&](int k, int end) {
+        return has_row && k < end ? __ldcg(reinterpret_cast<const uint4*>(x + k)) : make_uint4(0, 0, 0, 0);
+    };
+    uint4 xf[C * Q];
+#pragma unroll
+    for (int i = 0; i < C * Q; ++i) xf[i] = load_x(place(i), end);
+
+    // What a thread adds to: loaded now, so that it is there in the end.
+    const int rows8 = 8 * p.rows, num_outs = (last - first + slices - 1 - rank) / slices * rows8;
+    auto output_of = [&](int at) { return (first + at / rows8 * slices + rank) * 8 + at % 8; };
+    auto place_of = [&](int at) { return static_cast<T*>(p.out) + size_t(at % rows8 / 8) * p.N + output_of(at); };
+    auto old = [&](int at) { return __ldcg(reinterpret_cast<const unsigned short*>(place_of(at))); };
+    unsigned short before = OUTPUT == ADD && threadIdx.x < num_outs ? old(threadIdx.x) : 0;
+
+    if constexpr (NORM) {
+        float sum = 0.0f;
+        auto add_squares = [&](uint4 x) {
             float y[8];
             widen<T>(y, x);
 #pragma unroll
             for (int i = 0; i < 8; ++i) sum += y[i] * y[i];
+        };
+#pragma unroll
+        for (int i = 0; i < C * Q; ++i) add_squares(xf[i]);
+        for (int other = 0; other < slices; ++other) {
+            if (other == rank) continue;
+            const int moved = (other - rank) * p.slice, to = min((other + 1) * p.slice, p.K);
+            for (int i = 0; i < C * Q; ++i) add_squares(load_x(place(i) + moved, to));
         }
-    }
-    sum = sum_of_warp(sum);
-    if (lane == 0) squares[warp] = sum;
-    copies_wait<0>();
-    __syncthreads();
-    if (row < p.rows) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (quad == 0) squares[warp][member] = sum;
+        copies_wait<0>();
+        __syncthreads();
         float total = 0.0f;
-        for (int i = 0; i < shared_by; ++i) total += squares[row * shared_by + i];
+#pragma unroll
+        for (int i = 0; i < WARPS; ++i) total += squares[i][member];
         const float scale = rsqrtf(total / p.K + p.eps);
-        const uint4* weights = reinterpret_cast<const uint4*>(scales);
-        for (int place = first; place < p.K / 8; place += step) {
+#pragma unroll
+        for (int i = 0; i < C * Q; ++i) {
+            const int k = place(i);
             float y[8], w[8];
-            widen<T>(y, to[place]);
-            widen<T>(w, weights[place]);
+            // Else the compiler would keep all of them widened since they were squared.
+            asm volatile("" : "+r"(xf[i].x), "+r"(xf[i].y), "+r"(xf[i].z), "+r"(xf[i].w));
+            widen<T>(y, xf[i]);
+            widen<T>(w, *reinterpret_cast<const uint4*>(scales + (k < end ? k - begin : 0)));
 #pragma unroll
-            for (int i = 0; i < 8; ++i) y[i] *= scale * w[i];
-            to[place] = narrowed<T>(y);
+            for (int j = 0; j < 8; ++j) y[j] *= scale * w[j];
+            xf[i] = narrowed<T>(y);
         }
     }
-    __syncthreads();
-}
 
-// Puts what attention found into shared memory, its parts added up by their log-sum-exps.
-template <typename T> __device__ void take_parts(const Product& p, T* xs) {
-    const float* x = static_cast<const float*>(p.x);
-    const int pieces = p.K / 8;
-    for (int place = threadIdx.x; place < p.rows * pieces; place += THREADS) {
-        const int row = place / pieces, k = place % pieces * 8;
-        const size_t head = size_t(row) * (p.K / p.head) + k / p.head;
-        const float* lses = p.lses + head * p.parts;
-        const float4* part = reinterpret_cast<const float4*>(x + head * p.parts * p.head + k % p.head);
-        float largest = -INFINITY, total = 0.0f, y[8] = {};
-        for (int i = 0; i < p.parts; ++i) largest = fmaxf(largest, __ldcg(lses + i));
-        for (int i = 0; i < p.parts; ++i) {
-            const float share = exp2f(__ldcg(lses + i) - largest);
-            const float4 low = __ldcg(part + i * p.head / 4), high = __ldcg(part + i * p.head / 4 + 1);
-            const float found[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-            total += share;
+    int slot = 0, phase = 0, next = p.stages;
+    for (int tile = 0; tile < num_tiles; ++tile) {
+        float sums[4] = {};
 #pragma unroll
-            for (int j = 0; j < 8; ++j) y[j] += share * found[j];
+        for (int chunk = 0; chunk < C; ++chunk) {
+            wait_for_bytes(&arrived[slot], phase);
+            const unsigned char* stage = memory + slot * STAGE + member * ROW + warp * Q * 64 + quad * 16;
+#pragma unroll
+            for (int i = 0; i < Q; ++i) {
+                const uint4 w = *reinterpret_cast<const uint4*>(stage + i * 64), x = xf[chunk * Q + i];
+                Narrow<T>::multiply(sums, w.x, w.y, x.x, x.y);
+                Narrow<T>::multiply(sums, w.z, w.w, x.z, x.w);
+            }
+            __syncwarp();
+            if (next < num_loads) {
+                // The last warp that has taken its part lets the next weights in.
+                unsigned before = 0;
+                if (lane == 0) {
+                    __threadfence_block();
+                    before = atomicAdd(&taken[slot], 1);
+                }
+                if (__shfl_sync(0xffffffffu, before, 0) % WARPS == WARPS - 1) {
+                    load(next, slot);
+                    if (OUTPUT != ADD && next + 1 == num_loads) signal_next();
+                }
+            }
+            ++next;
+            if (++slot == p.stages) slot = 0, phase ^= 1;
         }
+        sums_of_warps[tile % 2][warp][lane] = {sums[0], sums[1]};
+        // Who is late here reads on undisturbed: the next tile's sums go elsewhere.
+        __syncthreads();
+        if (threadIdx.x < 64) {
+            float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) y[j] /= total;
-        *reinterpret_cast<uint4*>(xs + row * (p.K + PAD) + k) = narrowed<T>(y);
+            for (int i = 0; i < WARPS; ++i) sum += reinterpret_cast<const float*>(sums_of_warps[tile % 2][i])[threadIdx.x];
+            const int own = tile / HALVES / slices, owner = tile / HALVES % slices;
+            float* to = found + ((rank * most_own + own) * HALVES + tile % HALVES) * 64 + threadIdx.x;
+            if (slices == 1) *to = sum;
+            else {
+                if (tile == 0) cluster_wait();
+                write_to(to, owner, sum);
+            }
+        }
     }
-    __syncthreads();
-}
-
-template <typename T, int INPUT, int OUTPUT, int NT, int I> __device__ void multiply(const Product& p) {
-    extern __shared__ __align__(16) unsigned char memory[];
-    __shared__ float2 sums_of_warps[2][WARPS][NT][32];
-    T* xs = reinterpret_cast<T*>(memory);
-    T* scales = xs + p.rows * (p.K + PAD);
-    const T* weight = static_cast<const T*>(p.weight);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane / 4;
-    constexpr int CHUNK = WARPS * I * 32, WIDTH = OUTPUT == GATE ? 8 : 8 * NT;
-    const int num_tiles = (p.N + WIDTH - 1) / WIDTH, num_chunks = (p.K + CHUNK - 1) / CHUNK;
-    const int own = warp * I * 32 + lane % 4 * 8;
-
-    auto begin_of = [&](int tile, int nt) {
-        const int output = OUTPUT == GATE ? tile * 8 + member : tile * WIDTH + nt * 8 + member;
-        const bool there = tile < num_tiles && output < p.N;
-        return there ? weight + size_t(OUTPUT == GATE ? output + nt * p.N : output) * p.K : nullptr;
-    };
-    auto load = [&](const T* begin, int k) { return begin && k < p.K ? load_weights(begin + k) : make_uint4(0, 0, 0, 0); };
-
-    uint4 w[I][NT];
-    const T* begins[NT];
-    int tile = blockIdx.x, chunk = 0;
-#pragma unroll
-    for (int nt = 0; nt < NT; ++nt) begins[nt] = begin_of(tile, nt);
-#pragma unroll
-    for (int i = 0; i < I; ++i)
-#pragma unroll
-        for (int nt = 0; nt < NT; ++nt) w[i][nt] = load(begins[nt], own + i * 32);
-    if constexpr (INPUT == NORM) {
-        for (int k = threadIdx.x * 8; k < p.K; k += THREADS * 8) copy_async(scales + k, static_cast<const T*>(p.norm) + k, true);
-        copies_commit();
+    if (slices > 1) {
+        if (threadIdx.x >= 64 || num_tiles == 0) cluster_wait();
+        cluster_arrive();
+        cluster_wait();
+    } else {
+        __syncthreads();
     }
-    signal_next();
-    wait_for_previous();
-    if constexpr (INPUT == NORM) take_normalized<T>(p, xs, scales);
-    if constexpr (INPUT == PARTS) take_parts<T>(p, xs);
 
-    // The output of a tile that a thread finishes.
-    const int nt_out = threadIdx.x / 64, row_out = threadIdx.x % 64 / 8, place_out = nt_out * 8 + threadIdx.x % 8;
-    const bool finishes = threadIdx.x < 8 * WIDTH && row_out < p.rows;
-    const T* x = static_cast<const T*>(p.x) + size_t(member) * p.K;
-    const bool has_row = member < p.rows;
-    float sums[NT][4] = {};
-    float before = 0.0f;
-    int buffer = 0;
-    while (tile < num_tiles) {
-        const int output = tile * WIDTH + place_out;
-        const bool writes = finishes && output < p.N;
-        T* out = static_cast<T*>(p.out) + size_t(row_out) * p.N + output;
-        if (OUTPUT == ADD && chunk == 0 && writes) before = Narrow<T>::wide(__ldcg(out));
-        const bool ends = chunk + 1 == num_chunks;
-        const int next_chunk = ends ? 0 : chunk + 1, next_tile = ends ? tile + gridDim.x : tile;
-        if (ends) {
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt) begins[nt] = begin_of(next_tile, nt);
+    for (int at = threadIdx.x; at < num_outs; at += THREADS) {
+        const int output = output_of(at);
+        auto total = [&](int half) {
+            float sum = p.bias ? Narrow<T>::wide(static_cast<const T*>(p.bias)[output + half * p.N]) : 0.0f;
+            for (int i = 0; i < slices; ++i)
+                sum += found[((i * most_own + at / rows8) * HALVES + half) * 64 + at % 8 * 8 + at % rows8 / 8];
+            return Narrow<T>::wide(Narrow<T>::narrow(sum));
+        };
+        T* to = place_of(at);
+        if constexpr (OUTPUT == GATE) *to = Narrow<T>::narrow(activated(total(0), p.activation) * total(1));
+        if constexpr (OUTPUT == STORE) *to = Narrow<T>::narrow(total(0));
+        if constexpr (OUTPUT == ADD) {
+            if (at >= THREADS) before = old(at);
+            *to = Narrow<T>::narrow(Narrow<T>::wide(*reinterpret_cast<const T*>(&before)) + total(0));
         }
-        uint4 xf[I];
-#pragma unroll
-        for (int i = 0; i < I; ++i) {
-            const int k = chunk * CHUNK + own + i * 32;
-            xf[i] = make_uint4(0, 0, 0, 0);
-            if (has_row && k < p.K) {
-                if constexpr (INPUT == PLAIN) xf[i] = __ldcg(reinterpret_cast<const uint4*>(x + k));
-                else xf[i] = *reinterpret_cast<const uint4*>(xs + member * (p.K + PAD) + k);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < I; ++i)
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt) {
-                Narrow<T>::multiply(sums[nt], xf[i].x, xf[i].y, w[i][nt].x, w[i][nt].y);
-                Narrow<T>::multiply(sums[nt], xf[i].z, xf[i].w, w[i][nt].z, w[i][nt].w);
-                w[i][nt] = load(begins[nt], next_chunk * CHUNK + own + i * 32);
-            }
-        if (ends) {
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt) {
-                sums_of_warps[buffer][warp][nt][lane] = {sums[nt][0], sums[nt][1]};
-                sums[nt][0] = sums[nt][1] = 0.0f;
-            }
-            __syncthreads();
-            if (writes) {
-                auto total = [&](int nt) {
-                    float sum = 0.0f;
-#pragma unroll
-                    for (int i = 0; i < WARPS; ++i)
-                        sum += reinterpret_cast<const float*>(sums_of_warps[buffer][i][nt])[threadIdx.x % 64];
-                    const int at = OUTPUT == GATE ? output + nt * p.N : output;
-                    if (p.bias) sum += Narrow<T>::wide(static_cast<const T*>(p.bias)[at]);
-                    return Narrow<T>::wide(Narrow<T>::narrow(sum));
-                };
-                if constexpr (OUTPUT == GATE) *out = Narrow<T>::narrow(activated(total(0), p.activation) * total(1));
-                else if constexpr (OUTPUT == ADD) *out = Narrow<T>::narrow(before + total(nt_out));
-                else *out = Narrow<T>::narrow(total(nt_out));
-            }
-            // The other half takes the next tile's: who is late here reads on undisturbed until all meet again.
-            buffer ^= 1;
-        }
-        tile = next_tile;
-        chunk = next_chunk;
     }
 }
 
-#define KERNEL(name, T, INPUT, OUTPUT, NT, I)                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS, I == 4 ? 3 : 2) name(const __grid_constant__ Product p) {  \
-        multiply<T, INPUT, OUTPUT, NT, I>(p);                                                           \
+#define KERNEL(name, T, NORM, OUTPUT, Q, C)                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const __grid_constant__ Product p) {   \
+        multiply<T, NORM, OUTPUT, Q, C>(p);                                                               \
     }
-#define KERNELS(suffix, T)                               \
-    KERNEL(norm_product_##suffix, T, NORM, STORE, 2, 4)  \
-    KERNEL(norm_gate_##suffix, T, NORM, GATE, 2, 4)      \
-    KERNEL(parts_add_##suffix, T, PARTS, ADD, 1, 8)      \
-    KERNEL(parts_add_long_##suffix, T, PARTS, ADD, 1, 12) \
-    KERNEL(parts_add_wide_##suffix, T, PARTS, ADD, 2, 4) \
-    KERNEL(product_add_##suffix, T, PLAIN, ADD, 1, 8)    \
-    KERNEL(product_add_long_##suffix, T, PLAIN, ADD, 1, 12) \
-    KERNEL(product_add_wide_##suffix, T, PLAIN, ADD, 2, 4)
+#define KERNELS(suffix, T, Q, C)                                  \
+    KERNEL(norm_product_##Q##_##C##_##suffix, T, true, STORE, Q, C)  \
+    KERNEL(norm_gate_##Q##_##C##_##suffix, T, true, GATE, Q, C)      \
+    KERNEL(product_add_##Q##_##C##_##suffix, T, false, ADD, Q, C)
 
-KERNELS(bf16, __nv_bfloat16)
-KERNELS(f16, __half)
+#define SIZES(suffix, T)     \
+    KERNELS(suffix, T, 2, 1) \
+    KERNELS(suffix, T, 4, 1) \
+    KERNELS(suffix, T, 6, 1) \
+    KERNELS(suffix, T, 8, 1) \
+    KERNELS(suffix, T, 5, 2) \
+    KERNELS(suffix, T, 6, 2) \
+    KERNELS(suffix, T, 7, 2) \
+    KERNELS(suffix, T, 8, 2)
+
+SIZES(bf16, __nv_bfloat16)
+SIZES(f16, __half)
