@@ -30,10 +30,10 @@ CEILINGS = {
     "nn": 4_000,
     "ops": 5_500,
     "device": 1_000,
-    "constrain": 800,
+    "constrain": 750,
     "checkpoint": 2_000,
     "observe": 500,
-    "protocol": 1_000,
+    "protocol": 1_050,
     "config": 1_200,
     "base": 700,
 }
