@@ -257,11 +257,12 @@ def _vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     """Read what grammars are checked against."""
     assert checkpoint.tokenizer is not None, "requests with grammars were refused"
     tokenizer, facts = load_tokenizer(checkpoint.tokenizer), checkpoint.facts
-    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    ends = [*facts.eos_token_ids, *filter(None, [tokenizer.eos_token_id])]
     return Vocabulary(
         tokens=[tokenizer.token_bytes(index) for index in range(min(tokenizer.vocab_size, facts.vocab_size))],
-        markers=list(tokenizer.markers.values()),
-        ends=tuple(dict.fromkeys((*facts.eos_token_ids, *own))),
+        special_token_ids=list(tokenizer.markers.values()),
+        ends=ends,
+        eos_token_id=ends[0],
         num_ids=facts.vocab_size,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,9 @@ from octavo.base.errors import InvalidRequestError
 from octavo.constrain.schema import MAX_CHARACTERS, json_expression
 from octavo.protocol.structured import StructuredOutputsParams
 
-# Any text, and any object of JSON.
 # Text is cut into tokens as the model likes, also where only one text can come.
 HEADER = '%llguidance {"no_forcing": true}'
 TEXT_RULE = "TEXT: /(.|\\n)*/"
-_OBJECT: Mapping[str, Any] = {"type": "object"}
 # Texts and regular expressions of Lark are passed over, and the name of the first rule is found.
 _START = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\bstart\b')
 _HEADER = re.compile(r"^\s*%llguidance\s*\{[^\n]*\}[^\n]*$", re.MULTILINE)
@@ -47,7 +45,7 @@ def form_of(params: StructuredOutputsParams, field: str = "structured_outputs") 
         case "json":
             return Form(json_expression(params.json, where, whitespace=params.whitespace_pattern))
         case "json_object":
-            return Form(json_expression(_OBJECT, where, whitespace=params.whitespace_pattern))
+            return Form(json_expression({"type": "object"}, where, whitespace=params.whitespace_pattern))
         case "regex":
             return Form(_regex(str(params.regex)))
         case "choice":
@@ -86,8 +84,7 @@ def checked(grammar: str, field: str = "structured_outputs") -> str:
 def _reason(message: str) -> str:
     """Return what a grammar's compiler says without the lines of the grammar, which nobody sent like that."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and not re.match(r"\s*(\d+ \||\^)", line)]
-    text = " ".join(lines)
-    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", text)
+    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(lines))
 
 
 def _regex(pattern: str) -> str:
@@ -112,53 +109,30 @@ def _user_grammar(text: str, field: str) -> Form:
 
 
 def _structural(given: Any, field: str) -> Form:
-    """Return the form of a structural tag: a `format`, or `structures` and `triggers`, which are one."""
+    """Return a text in which every trigger begins one of the structures; also as a `format` of triggered tags."""
+    rules, options = [TEXT_RULE], list[str]()
     try:
         tag: Any = json.loads(given) if isinstance(given, str) else given
-        if "format" in tag:
-            return _format(tag["format"], field)
-        tags = [{**one, "content": {"type": "json_schema", "json_schema": one["schema"]}} for one in tag["structures"]]
-        return _format({"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}, field)
+        tag = tag.get("format", tag)
+        tags = [
+            (
+                one["begin"],
+                json_expression(one["schema"] if "schema" in one else one["content"]["json_schema"], field),
+                one["end"],
+            )
+            for one in tag.get("structures") or tag["tags"]
+        ]
+        triggers = tuple(map(str, tag["triggers"]))
+        if not tags or not all(begin.startswith(triggers) for begin, *_ in tags):
+            raise ValueError("every structure must begin with one of the triggers")
+        for number, trigger in enumerate(triggers):
+            bodies = [
+                f"{literal(begin[len(trigger) :])} {body} {literal(end)}"
+                for begin, body, end in tags
+                if begin.startswith(trigger)
+            ]
+            rules.append(f"trigger_{number}[lazy]: TEXT {literal(trigger)}")
+            options += [f"trigger_{number} ({' | '.join(bodies)})"] if bodies else []
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidRequestError(f"{field} is no structural tag: {error!r}", field=field) from error
-
-
-def _format(given: Mapping[str, Any], field: str) -> Form:
-    """Return the form of one `format` of a structural tag, which may hold others."""
-    match kind := given["type"]:
-        case "const_string":
-            return Form(literal(given["value"]))
-        case "json_schema":
-            return Form(json_expression(given["json_schema"], f"{field}.json_schema"))
-        case "regex":
-            return Form(_regex(given["pattern"]))
-        case "any_text":
-            return Form("TEXT", (TEXT_RULE,))
-        case "sequence" | "or":
-            parts = [_format(one, field) for one in given["elements"]]
-            sign = " " if kind == "sequence" else " | "
-            return Form(f"({sign.join(p.expression for p in parts)})", tuple(rule for p in parts for rule in p.rules))
-        case "tag":
-            inner = _format(given["content"], field)
-            return Form(f"{literal(given['begin'])} {inner.expression} {literal(given['end'])}", inner.rules)
-        case "triggered_tags":
-            return _triggered(given["triggers"], given["tags"], field)
-        case _:
-            raise InvalidRequestError(f"{field}: there is no format {kind!r} here", field=field)
-
-
-def _triggered(triggers: Sequence[str], tags: Sequence[Mapping[str, Any]], field: str) -> Form:
-    """Return a text in which every trigger begins one of the tags."""
-    rules, options = [TEXT_RULE], list[str]()
-    if not tags or not all(one["begin"].startswith(tuple(triggers)) for one in tags):
-        raise InvalidRequestError(f"{field}: every tag must begin with one of the triggers", field=field)
-    for number, trigger in enumerate(triggers):
-        bodies: list[str] = []
-        for one in tags:
-            if one["begin"].startswith(trigger):
-                inner = _format(one["content"], field)
-                rules += inner.rules
-                bodies.append(f"{literal(one['begin'][len(trigger) :])} {inner.expression} {literal(one['end'])}")
-        rules.append(f"trigger_{number}[lazy]: TEXT {literal(trigger)}")
-        options += [f"trigger_{number} ({' | '.join(bodies)})"] if bodies else []
     return Form(f"({' | '.join(options)})* TEXT", tuple(rules))

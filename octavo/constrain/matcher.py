@@ -23,17 +23,24 @@ _MAX_KEPT = 256
 _LEAST_PARALLEL = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What tokens mean. tokens: bytes of each id; num_ids: V, of the model, which may have more. markers: ids that are no text.
+    """What tokens mean, in llguidance's words. tokens: bytes of each id; num_ids: V, of the model, which may have more.
 
-    ends: ids that end an answer.
+    special_token_ids: those that are no text. ends: ids that end an answer. No text is ever cut into tokens: grammars say
+    `no_forcing`.
     """
 
     tokens: Sequence[bytes]
-    markers: Sequence[int]
+    special_token_ids: Sequence[int]
     ends: Sequence[int]
     num_ids: int
+    eos_token_id: int
+    bos_token_id: int | None = None
+
+    def __call__(self, _text: bytes) -> list[int]:
+        """Return nothing."""
+        return []
 
 
 class Matcher:
@@ -62,15 +69,16 @@ class Matcher:
 
     def free_ends(self, bits: Uint8Array, stop_ids: Sequence[int]) -> None:
         """Where an answer may end, let all of `stop_ids` end it, and no other if anything else may come. bits: uint8 [W]."""
-        ends = np.array(self._vocabulary.ends, np.int64)
-        if not ((bits[ends >> 3] >> (ends & 7)) & 1).any():
+        ends, size = self._vocabulary.ends, self._vocabulary.num_ids
+        if not any(bits[end >> 3] >> (end & 7) & 1 for end in ends):
             return
-        before = bits[ends >> 3]
-        np.bitwise_and.at(bits, ends >> 3, ~(1 << (ends & 7)).astype(np.uint8))
-        stops = np.array([stop for stop in stop_ids if stop < self._vocabulary.num_ids], np.int64)
-        np.bitwise_or.at(bits, stops >> 3, (1 << (stops & 7)).astype(np.uint8))
+        before = bits.copy()
+        for end in ends:
+            bits[end >> 3] &= ~(1 << (end & 7)) & 255
+        for stop in stop_ids:
+            bits[stop >> 3] |= (1 << (stop & 7)) if stop < size else 0
         if not bits.any():
-            bits[ends >> 3] = before
+            bits[:] = before
 
 
 class Grammars:
@@ -97,11 +105,12 @@ class Grammars:
         assert self._vocabulary is not None
         width = -(-self._vocabulary.num_ids // 32) * 4
         bits = np.empty((len(asked), width), np.uint8)
-        if len(asked) >= _LEAST_PARALLEL and self._parallel is not None:
+        parallel = self._parallel if len(asked) >= _LEAST_PARALLEL else None
+        if parallel is not None:
             numbered = [(matcher.core, index) for index, (matcher, _) in enumerate(asked)]
-            self._parallel.unsafe_compute_mask_ptr(numbered, bits.ctypes.data, width, len(asked))
+            parallel.unsafe_compute_mask_ptr(numbered, bits.ctypes.data, width, len(asked))
         for row, (matcher, stop_ids) in zip(bits, asked, strict=True):
-            if self._parallel is None or len(asked) < _LEAST_PARALLEL:
+            if parallel is None:
                 matcher.core.unsafe_compute_mask_ptr(row.ctypes.data, width)
             matcher.free_ends(row, stop_ids)
         return bits
@@ -115,7 +124,7 @@ class Grammars:
 
         if self._vocabulary is None or self._tokenizer is None:
             self._vocabulary = self._load()
-            tokens = llguidance.TokenizerWrapper(_Tokens(self._vocabulary))
+            tokens = llguidance.TokenizerWrapper(self._vocabulary)
             ends = list(self._vocabulary.ends)
             self._tokenizer = llguidance.LLTokenizer(tokens, n_vocab=self._vocabulary.num_ids, eos_token=ends)
             if (os.cpu_count() or 1) > _LEAST_PARALLEL:
@@ -131,17 +140,3 @@ def limits() -> Any:
     import llguidance
 
     return llguidance.LLParserLimits(max_grammar_size=200_000, initial_lexer_fuel=5_000_000, verbose_errors=False)
-
-
-class _Tokens:
-    """A vocabulary as llguidance reads it."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.tokens = vocabulary.tokens
-        self.special_token_ids = list(vocabulary.markers)
-        self.eos_token_id = vocabulary.ends[0]
-        self.bos_token_id = None
-
-    def __call__(self, text: bytes) -> list[int]:
-        """Return nothing: grammars with `no_forcing` cut no texts into tokens."""
-        return []

@@ -57,9 +57,8 @@ def json_expression(
     schema = {} if schema is True else schema
     if top is not None and "type" not in schema and not any(word in schema for word in _OPEN):
         schema = {"type": top, **schema}
-    closed = _closed(schema, field, 0)
-    if not any(f'"{word}"' in json.dumps(schema) for word in _JOINING):
-        schema = closed
+    closed, text = _closed(schema, field, 0), json.dumps(schema)
+    schema = schema if any(f'"{word}"' in text for word in _JOINING) else closed
     guidance: dict[str, Any] = {"lenient": lenient, "whitespace_flexible": False}
     if whitespace is None:
         guidance |= {"item_separator": ", ", "key_separator": ": "}

@@ -111,8 +111,7 @@ class EngineCore:
         for key, (request, future) in list(self._compiling.items()):
             if future.done():
                 del self._compiling[key]
-                error = future.exception()
-                if isinstance(error, OctavoError):
-                    self._scheduler.refuse(request, error.message)
-                else:
+                try:
                     self._scheduler.add(request, future.result())
+                except OctavoError as error:
+                    self._scheduler.refuse(request, error.message)

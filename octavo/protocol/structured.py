@@ -22,9 +22,8 @@ class StructuredOutputsParams:
     choice: texts of which one is the answer. grammar: in Lark's form, or in EBNF as llama.cpp writes it. json_object: any JSON
     object. structural_tag: which parts of a free text have a form, as text or as an object.
     lark: a whole grammar in llguidance's own form, taken as it is.
-    disable_any_whitespace: has no effect, as JSON is written on one line. disable_additional_properties: objects of a schema
-    that names properties have no others; so it is in any case where the schema does not say `additionalProperties`.
-    whitespace_pattern: a regular expression of what may stand between the parts of JSON.
+    disable_any_whitespace, disable_additional_properties: so it is in any case, JSON is written on one line and without what a
+    schema does not name. whitespace_pattern: a regular expression of what may stand between the parts of JSON.
     """
 
     json: str | Mapping[str, Any] | bool | None = None
@@ -43,15 +42,20 @@ class StructuredOutputsParams:
             object.__setattr__(self, "choice", tuple(self.choice))
         kind = self.kind
         value: Any = getattr(self, kind)
+        texts: Any = value if kind == "choice" else (value,)
+        wrong = ""
         if kind == "choice" and (not isinstance(value, tuple) or not 0 < len(value) <= MAX_CHOICE):
-            raise _wrong(kind, f"must be a list of 1 to {MAX_CHOICE} texts")
-        if kind in ("regex", "choice", "grammar", "lark"):
-            for text in value if kind == "choice" else (value,):
-                if not isinstance(text, str) or not text:
-                    raise _wrong(kind, "takes text, and none that is empty")
-                check_unicode(text, f"structured_outputs.{kind}")
+            wrong = f"must be a list of 1 to {MAX_CHOICE} texts"
+        elif kind in ("regex", "choice", "grammar", "lark"):
+            wrong = (
+                "" if all(isinstance(text, str) and text for text in texts) else "takes text, and none that is empty"
+            )
         elif kind != "json_object" and not isinstance(value, (str, Mapping, bool)):
-            raise _wrong(kind, "must be an object, or its text")
+            wrong = "must be an object, or its text"
+        if wrong:
+            raise InvalidRequestError(f"structured_outputs.{kind} {wrong}", field=f"structured_outputs.{kind}")
+        for text in filter(lambda text: isinstance(text, str), texts):
+            check_unicode(text, f"structured_outputs.{kind}")
 
     @property
     def kind(self) -> str:
@@ -68,7 +72,3 @@ class StructuredOutputsParams:
 
 
 _KINDS = tuple(one.name for one in fields(StructuredOutputsParams))[:7]
-
-
-def _wrong(kind: str, what: str) -> InvalidRequestError:
-    return InvalidRequestError(f"structured_outputs.{kind} {what}", field=f"structured_outputs.{kind}")

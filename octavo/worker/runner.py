@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -209,7 +209,6 @@ class ModelRunner:
         """Queue what the last plan left to do until its masks have come; returns the same as `launch` did."""
         held, self._held = self._held, None
         assert held is not None and held.pending is not None and held.plan.id == masks.plan
-        # Only a drafter has more than a first position.
         rows = np.searchsorted(held.batch.sampling, masks.rows)
         whole = len(rows) == len(held.batch.sampling)
         index = None if whole else self._staging.bring(rows.astype(np.int64).view(np.uint8)).view(torch.int64)
@@ -301,7 +300,7 @@ class ModelRunner:
         """Choose tokens, at once or when their masks have come. logits: float32 [S, V]."""
         if len(plan.masked) and self.mesh.samples:
             held = self._held = _Held(plan, batch, logits)
-            return lambda: held.finish()
+            return lambda: StepResult(plan=plan.id) if held.finish is None else held.finish()
         return self._choose(plan, batch, logits, None)
 
     def _choose(self, plan: StepPlan, batch: SamplingBatch, logits: Tensor, masks: RowMasks | None) -> Finish:
@@ -387,13 +386,15 @@ class ModelRunner:
         }
 
 
+@dataclass(slots=True)
 class _Held:
     """A plan whose rows have logits, float32 [S, V], and no tokens yet. finish: makes its result, once it has."""
 
-    def __init__(self, plan: StepPlan, batch: SamplingBatch, logits: Tensor) -> None:
-        self.plan, self.batch, self.logits = plan, batch, logits
-        self.pending: Pending | None = None
-        self.finish: Finish = lambda: StepResult(plan=plan.id)
+    plan: StepPlan
+    batch: SamplingBatch
+    logits: Tensor
+    finish: Finish | None = None
+    pending: Pending | None = None
 
 
 def _tokens_of(plan: StepPlan, sampling: SlotArray, chosen: np.ndarray) -> StepResult:

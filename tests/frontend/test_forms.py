@@ -55,9 +55,6 @@ def test_every_form_is_kept(llm):
     lark = {"grammar": 'start: ("p" | other){4} "start"\nother: /[q-r]/'}
     assert re.fullmatch("[pqr]{4}start", ask(llm, lark)[0].text)
     assert re.fullmatch("[0-9]:[0-9]", ask(llm, {"grammar": 'root ::= digit ":" digit\ndigit ::= [0-9]'})[0].text)
-    parts = [{"type": "const_string", "value": "A"}, {"type": "json_schema", "json_schema": {"const": [1, 2]}}]
-    sequence = {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
-    assert ask(llm, {"structural_tag": sequence})[0].text == "A[1, 2]"
     assert ask(llm, {"lark": 'start: "l"'})[0].text == "l"
 
 

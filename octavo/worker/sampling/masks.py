@@ -1,7 +1,4 @@
-"""Masks of tokens that may come, from grammars, as they reach the device: a bit a token.
-
-Shapes: S sampling rows, m masked ones, V vocabulary.
-"""
+"""Masks of tokens that may come, as they reach the device. Shapes: S sampling rows, m masked ones, V vocabulary."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-_NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,5 +21,5 @@ class RowMasks:
         forbidden = (self.bits[:, :, None] >> shifts).bitwise_and_(1).eq_(0).view(torch.bool)
         forbidden = forbidden.flatten(1)[:, : logits.shape[1]]
         if self.rows is None:
-            return logits.masked_fill(forbidden, _NEVER)
-        return logits.index_copy(0, self.rows, logits[self.rows].masked_fill_(forbidden, _NEVER))
+            return logits.masked_fill(forbidden, float("-inf"))
+        return logits.index_copy(0, self.rows, logits[self.rows].masked_fill_(forbidden, float("-inf")))

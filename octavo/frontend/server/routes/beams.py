@@ -27,7 +27,7 @@ _IGNORED: Mapping[str, Callable[[CommonFields], Any]] = {
     "logit_bias": lambda body: body.logit_bias,
     "allowed_token_ids": lambda body: body.allowed_token_ids,
     "bad_words": lambda body: body.bad_words,
-    "structured_outputs": lambda body: wanted_form(body) is not None,
+    "structured_outputs": lambda body: wanted_form(body),
     "min_tokens": lambda body: body.min_tokens,
     "truncate_prompt_tokens": lambda body: body.truncate_prompt_tokens,
     "cache_salt": lambda body: body.cache_salt,

@@ -17,7 +17,6 @@ from octavo.base.errors import InvalidRequestError, UnsupportedError
 from octavo.frontend.server.body import check_numbers
 from octavo.frontend.server.errors import renamed
 from octavo.protocol.sampling import MAX_CHOICES, SamplingParams
-from octavo.protocol.structured import StructuredOutputsParams
 
 MAX_PROMPTS = 1024
 _MAX_SALT = 1024
@@ -249,24 +248,16 @@ def sampling_params(body: CommonFields, defaults: Mapping[str, Any], **overrides
     if body.vllm_xargs:
         check_numbers(body.vllm_xargs, "vllm_xargs")
         given["extra_args"] = body.vllm_xargs
-    form = wanted_form(body)
-    if form is not None:
-        given["structured_outputs"] = form
+    given["structured_outputs"] = wanted_form(body)
     return SamplingParams(**{**defaults, **given, **overrides})
 
 
-def wanted_form(body: CommonFields) -> StructuredOutputsParams | None:
-    """Return the form that the answer must have; raises InvalidRequestError naming the field."""
+def wanted_form(body: CommonFields) -> dict[str, Any] | None:
+    """Return what the answer's form must be; raises InvalidRequestError naming the field."""
     wish = response_form(body.response_format, "response_format")
     if wish and body.structured_outputs:
         raise InvalidRequestError("response_format and structured_outputs do not go together", field="response_format")
-    wish = wish or body.structured_outputs
-    try:
-        return StructuredOutputsParams(**wish) if wish else None
-    except InvalidRequestError as error:
-        raise renamed(error, form_names(body)) from error
-    except TypeError as error:
-        raise InvalidRequestError(f"structured_outputs: {error}", field="structured_outputs") from error
+    return wish or body.structured_outputs
 
 
 def form_names(body: CommonFields) -> dict[str, str]:

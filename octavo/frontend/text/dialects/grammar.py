@@ -57,19 +57,13 @@ class TurnGrammar:
         """Return the grammar, None if nothing is to be kept; raises InvalidRequestError naming the tool at fault."""
         if turn.form is not None:
             self._rules += turn.form.rules
-        answer = self._harmony(turn) if self.dialect.harmony else self._answer(turn)
-        if self.dialect.harmony or answer is None:
-            return answer if answer is None else self._whole(answer)
-        side = self.dialect.reasoning
-        if side is None and turn.budget is not None:
+        answer, side = self._harmony(turn) if self.dialect.harmony else self._answer(turn), self.dialect.reasoning
+        if side is None and not self.dialect.harmony and turn.budget is not None:
             raise UnsupportedError("thinking_token_budget: this model has no thoughts", field="thinking_token_budget")
-        if side is not None:
+        if side is not None and answer is not None and not self.dialect.harmony:
             thoughts = f"{self._until(side.end[0], turn.budget)} {_GAP}"
             answer = f"{thoughts} {answer}" if turn.thinking else f"({self._text(side.begin[0])} {thoughts})? {answer}"
-        return self._whole(answer)
-
-    def _whole(self, answer: str) -> str:
-        return whole(Form(answer, tuple(self._rules)))
+        return None if answer is None else whole(Form(answer, tuple(self._rules)))
 
     def _answer(self, turn: TurnForm) -> str | None:
         """Return the expression of what follows the thoughts."""
@@ -79,9 +73,7 @@ class TurnGrammar:
         head, comma, tail = _frame(calls)
         each = "(" + " | ".join(self._call(tool) for tool in turn.tools) + ")"
         inner = each + _repeated(f"{literal(comma)} {each}", turn.most) if comma else each
-        before, after = (
-            (f"({self._text(one)} {_GAP})?" for one in (*calls.noise, "", "")[:2]) if calls.noise else ("", "")
-        )
+        before, after = (f"({self._text(one)} {_GAP})?" if one else "" for one in (*calls.noise, "", "")[:2])
         rest = " ".join((inner, self._text(tail)))
         section = f"{self._text(head)} {rest}"
         several = f"{before} {section} {'' if comma else _repeated(f'{_GAP} {section}', turn.most)} {after}"
@@ -94,9 +86,7 @@ class TurnGrammar:
         begun = self._until(calls.begin[0], before=before)
         return f"({begun} {self._text(head.removeprefix(calls.begin[0]))} {rest} {after}){'?' if turn.most == 1 else '*'} TEXT"
 
-    def _harmony(self, turn: TurnForm) -> str | None:
-        if not (turn.form or turn.tools or turn.budget is not None):
-            return None
+    def _harmony(self, turn: TurnForm) -> str:
         thoughts = f"{self._until('<|end|>', turn.budget)} {self._text('<|start|>assistant')}"
         lead = thoughts if turn.thinking else f"({self._text('<|channel|>analysis<|message|>')} {thoughts})?"
         calls = [self._call(tool) for tool in turn.tools]
