@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
