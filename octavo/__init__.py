@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from octavo.protocol.pooling import PoolingParams as PoolingParams
     from octavo.protocol.sampling import RequestOutputKind as RequestOutputKind
     from octavo.protocol.sampling import SamplingParams as SamplingParams
+    from octavo.protocol.structured import StructuredOutputsParams as StructuredOutputsParams
 
 
 __version__ = VERSION
@@ -36,6 +37,7 @@ _PUBLIC = {
     "EngineConfig": "octavo.config.engine",
     "BeamSearchParams": "octavo.frontend.beams",
     "SamplingParams": "octavo.protocol.sampling",
+    "StructuredOutputsParams": "octavo.protocol.structured",
     "PoolingParams": "octavo.protocol.pooling",
     "PoolingRequestOutput": "octavo.frontend.vectors",
     "EmbeddingRequestOutput": "octavo.frontend.vectors",
@@ -61,6 +63,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from octavo.checkpoint.record import Checkpoint
 from octavo.config.engine import EngineConfig
 from octavo.config.model import ModelConfig
 from octavo.config.resolve import ResolvedConfig, check_spread, resolve
+from octavo.constrain.matcher import Grammars, Vocabulary
 from octavo.engine.client import EngineClient
 from octavo.engine.executor import Executor, WorkerReport
 from octavo.engine.kvcache.geometry import Geometry, solve
@@ -129,9 +131,10 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
         identity=f"{checkpoint.path}:{resolved.dtype}",
     )
     scheduler = Scheduler(geometry, ready.num_pages, limits)
-    core = EngineCore(scheduler, executor, events and events.publish)
+    grammars = Grammars(functools.partial(_vocabulary, checkpoint))
+    core = EngineCore(scheduler, executor, events and events.publish, grammars)
     stages.log()
-    ends = (executor.shutdown, *((events.close,) if events else ()))
+    ends = (executor.shutdown, grammars.close, *((events.close,) if events else ()))
     return RunningEngine(core=core, ready=ready, shutdown=_spare_from_collection(ends))
 
 
@@ -248,6 +251,20 @@ def _open_text(checkpoint: Checkpoint) -> _Text:
     if checkpoint.chat_template is None:
         _log.warning("%s has no chat template: chats are written as ChatML", checkpoint.name)
     return tokenizer, ChatTemplate(checkpoint.chat_template, tokenizer.special_tokens)
+
+
+def _vocabulary(checkpoint: Checkpoint) -> Vocabulary:
+    """Read what grammars are checked against."""
+    assert checkpoint.tokenizer is not None, "requests with grammars were refused"
+    tokenizer, facts = load_tokenizer(checkpoint.tokenizer), checkpoint.facts
+    ends = [*facts.eos_token_ids, *filter(None, [tokenizer.eos_token_id])]
+    return Vocabulary(
+        tokens=[tokenizer.token_bytes(index) for index in range(min(tokenizer.vocab_size, facts.vocab_size))],
+        special_token_ids=list(tokenizer.markers.values()),
+        ends=ends,
+        eos_token_id=ends[0],
+        num_ids=facts.vocab_size,
+    )
 
 
 def _intake(

@@ -65,6 +65,8 @@ SAMPLING_FIELDS: Final[dict[str, FieldSupport]] = {
     "trace_decode_token_ids": _done(
         "worker/test_prompt_logprobs.py::test_a_trace_is_replayed_with_the_models_log_probabilities"
     ),
+    "structured_outputs": _done("frontend/test_forms.py::test_every_form_is_kept"),
+    "thinking_token_budget": _noted("in chats of a server, whose model thinks; `LLM` refuses it by name"),
     "spaces_between_special_tokens": _noted(
         "taken and without effect: a text is what its tokens spell, no space is added"
     ),

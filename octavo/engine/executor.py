@@ -8,7 +8,7 @@ import msgspec
 
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.protocol.kept import KeptLayer
-from octavo.protocol.step import StepPlan, StepResult
+from octavo.protocol.step import Masks, StepPlan, StepResult
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +48,10 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> None:
         """Queue a plan and return at once."""
+        ...
+
+    def mask(self, masks: Masks) -> None:
+        """Give the oldest plan what its `masked` rows wait for; nothing is waited for."""
         ...
 
     def collect(self, timeout: float | None = None) -> StepResult | None:

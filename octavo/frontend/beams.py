@@ -22,7 +22,7 @@ MAX_WIDTH = 256
 _WIDTH = NumberRange(low=1, high=MAX_WIDTH, whole=True)
 _LENGTH_PENALTY = NumberRange(low=-10.0, high=10.0)
 _REFUSED = {
-    "structured_outputs": "grammars are not supported yet",
+    "structured_outputs": "beams have no grammars",
     "watermarking": "texts are not watermarked",
 }
 

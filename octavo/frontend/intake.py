@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from octavo.base.errors import ConfigError, InvalidRequestError, UnsupportedErro
 from octavo.base.facts import ModelFacts
 from octavo.base.naming import unknown_name
 from octavo.base.unicode import check_unicode
+from octavo.constrain.grammar import checked, form_of, own_grammar, whole
 from octavo.frontend.text.chat import ChatTemplate, Message
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.arrays import Int32Array, plain
@@ -84,7 +85,9 @@ class Intake:
         return Request(
             key=key,
             tokens=tokens,
-            sampling=params,
+            grammar=self._grammar(params),
+            # The grammar says it, and the schema may be long.
+            sampling=params if params.structured_outputs is None else replace(params, structured_outputs=None),
             stop_ids=self._stop_ids(params),
             bad_tokens=self._bad_tokens(params),
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
@@ -229,6 +232,17 @@ class Intake:
         for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
             if asked is not None and (vocab if asked == -1 else asked) > limit:
                 raise InvalidRequestError(f"{name} must be at most {limit}, not {asked}", field=name)
+
+    def _grammar(self, params: SamplingParams) -> str:
+        form = params.structured_outputs
+        if params.thinking_token_budget is not None:
+            name = "thinking_token_budget"
+            raise UnsupportedError(f"{name} is for chats with a server only", field=name)
+        if form is None:
+            return ""
+        if self.tokenizer is None:
+            raise InvalidRequestError("structured_outputs need a tokenizer", field="structured_outputs")
+        return checked(own_grammar(form.lark) if form.lark else whole(form_of(form)))
 
     def _truncated(self, ids: Sequence[Any], params: SamplingParams) -> Sequence[Any]:
         keep = params.truncate_prompt_tokens

@@ -173,7 +173,9 @@ class TextService:
         make = functools.partial(
             (intake or self._intake).request, prompt, params, priority=priority, cache_salt=cache_salt
         )
-        request, text = await self._prepare(make, _num_characters(prompt))
+        # Whatever its length, what a grammar takes to be looked at nobody knows.
+        size = _num_characters(prompt) if params.structured_outputs is None else _INLINE_CHARACTERS + 1
+        request, text = await self._prepare(make, size)
         collector = Collector(
             request,
             request_id=request_id or f"req-{uuid.uuid4().hex}",

@@ -12,6 +12,7 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+Uint8Array = npt.NDArray[np.uint8]
 
 
 def int32(values: Iterable[int] = ()) -> Int32Array:

@@ -10,7 +10,7 @@ import numpy as np
 from octavo.base.errors import OctavoError
 
 _T = TypeVar("_T")
-_DTYPES = {"i4": np.int32, "i8": np.int64, "f4": np.float32, "b1": np.bool_}
+_DTYPES = {"i4": np.int32, "i8": np.int64, "f4": np.float32, "b1": np.bool_, "u1": np.uint8}
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 
 

@@ -22,6 +22,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     priority: lower runs first under the priority policy. arrival: seconds since the epoch.
     cache_salt: only requests with an equal salt share cached pages.
     encoder_tokens: int32, the input of the encoder, for models that have one; the prompt is then where the decoder begins.
+    grammar: in llguidance's form of Lark, checked; every token must go on with it. Empty: any may come.
     pooling: the request is for a vector, not for tokens; then max_tokens is 0 and sampling has one choice.
     """
 
@@ -36,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     arrival: float = 0.0
     cache_salt: str = ""
     encoder_tokens: Int32Array | None = None
+    grammar: str = ""
     pooling: PoolingParams | None = None
 
 

@@ -11,14 +11,13 @@ from octavo.base.errors import InvalidRequestError
 from octavo.base.naming import checked_names
 from octavo.base.unicode import check_unicode
 from octavo.protocol.arrays import plain
+from octavo.protocol.structured import StructuredOutputsParams
 
 MAX_CHOICES = 16384
 # Entries of each list of a request: what is checked and kept per sequence stays small.
 MAX_LISTED = {"stop": 64, "stop_token_ids": 512, "bad_words": 256, "logit_bias": 4096, "logits_processors": 16}
 # What vLLM's parameters have and these have not, and why; a value other than None is an UnsupportedError.
 REFUSED = {
-    "structured_outputs": "grammars are not supported yet",
-    "thinking_token_budget": "thinking budgets are not supported yet",
     "prompt_logprob_token_ids": "not supported yet; prompt_logprobs=-1 reports every token",
     "prompt_logprob_start": "not supported yet; prompt_logprobs reports the whole prompt",
     "routed_experts_prompt_start": "which experts a token went to is not reported",
@@ -104,7 +103,8 @@ class SamplingParams:
     tokens of the prompt count; -1: as many as fit beside the output. skip_reading_prefix_cache: compute the whole prompt.
     logits_processors: functions (output ids, logits) or (prompt ids, output ids, logits) -> logits, one row; `LLM` only.
     trace_decode_token_ids: the output begins with these, whatever is likely; log-probabilities are the model's.
-    extra_args: what logits processors of the engine are told.
+    extra_args: what logits processors of the engine are told. structured_outputs: the form that the answer must have.
+    thinking_token_budget: tokens of thought at most, in chats of a model that thinks.
     """
 
     n: int = _whole(1, 1, MAX_CHOICES)
@@ -140,6 +140,8 @@ class SamplingParams:
     trace_decode_token_ids: tuple[int, ...] | None = None
     logits_processors: tuple[Any, ...] = ()
     extra_args: Mapping[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = _whole(None, 0)
 
     def __post_init__(self) -> None:
         _normalize(self)
@@ -182,9 +184,13 @@ class SamplingParams:
 _RANGES: tuple[tuple[str, NumberRange], ...] = tuple(
     (declared.name, declared.metadata["range"]) for declared in fields(SamplingParams) if declared.metadata
 )
-_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs", "stream_interval", "truncate_prompt_tokens")
+_OPTIONAL = ("max_tokens", *(one.name for one in fields(SamplingParams) if one.metadata and one.default is None))
 _SWITCHES = tuple(one.name for one in fields(SamplingParams) if isinstance(one.default, bool))
 _OPTIONAL_IDS = ("allowed_token_ids", "logprob_token_ids", "trace_decode_token_ids")
+_RECORDS: Mapping[str, Any] = {
+    "repetition_detection": RepetitionDetectionParams,
+    "structured_outputs": StructuredOutputsParams,
+}
 _TUPLES = ("stop", "stop_token_ids", "bad_words", "logits_processors", *_OPTIONAL_IDS)
 
 
@@ -211,14 +217,19 @@ def _normalize(params: SamplingParams) -> None:
         raise InvalidRequestError(
             f"output_kind must be one of {allowed}, not {params.output_kind!r}", field="output_kind"
         ) from error
-    detection: Any = params.repetition_detection
-    if detection is not None and not isinstance(detection, RepetitionDetectionParams):
-        try:
-            object.__setattr__(params, "repetition_detection", RepetitionDetectionParams(**detection))
-        except TypeError as error:
-            raise InvalidRequestError(f"repetition_detection: {error}", field="repetition_detection") from error
+    _make_records(params)
     if params.logprob_token_ids and params.logprobs is None:
         object.__setattr__(params, "logprobs", 0)
+
+
+def _make_records(params: SamplingParams) -> None:
+    for name, record in _RECORDS.items():
+        given = getattr(params, name)
+        if given is not None and not isinstance(given, record):
+            try:
+                object.__setattr__(params, name, record(**given))
+            except TypeError as error:
+                raise InvalidRequestError(f"{name}: {error}", field=name) from error
 
 
 def _check_texts(params: SamplingParams) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from octavo.protocol.arrays import BoolArray, Float32Array, Int32Array, int32, rows32
+from octavo.protocol.arrays import BoolArray, Float32Array, Int32Array, Uint8Array, int32, rows32
 from octavo.protocol.blob import BlobRef
 from octavo.protocol.control import Ack, Control
 from octavo.protocol.pooling import PoolingParams
@@ -63,6 +63,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     device's own length (its last token and any drafts). counts: int32 [n], positions granted, an upper bound for
     FROM_DEVICE rows. samples: bool [n], whether the row's last position gives tokens. pools: int32, the rows that give a
     vector; each is a whole prompt. scores: int32, the rows whose tokens are of a prompt of which log-probabilities are asked.
+    masked: int32, the rows that sample only when `Masks` of this plan have come.
     admissions: before the rows. releases: int32, slots given back; their table rows are dead.
     table: int32 [m, 4] of (group, slot, column, page) written before the rows; column = block index * pages per block + j.
     span: int32 [1 + m], what rows share, None if as before: its tokens, full blocks, 0 for none; and the slots that begin with
@@ -78,6 +79,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     samples: BoolArray = msgspec.field(default_factory=lambda: np.zeros(0, np.bool_))
     pools: Int32Array = msgspec.field(default_factory=int32)
     scores: Int32Array = msgspec.field(default_factory=int32)
+    masked: Int32Array = msgspec.field(default_factory=int32)
     admissions: tuple[Admission, ...] = ()
     releases: Int32Array = msgspec.field(default_factory=int32)
     table: Int32Array = msgspec.field(default_factory=lambda: rows32([], 4))
@@ -88,6 +90,19 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     controls: tuple[Control, ...] = ()
     shape: int = 0
     dummy: bool = False
+
+
+class Masks(msgspec.Struct, frozen=True, kw_only=True, tag="masks"):
+    """Which tokens may come in rows of a plan that is under way: it may have been made before that was known.
+
+    rows: int32 [m], of the plan's `masked`; one that is not among them has ended, and may take any token. positions: int32 [m],
+    how many drafts of the row stand before it. bits: uint8 [m, w], bit i % 8 of byte i // 8 says whether token i may come.
+    """
+
+    plan: int
+    rows: Int32Array
+    positions: Int32Array
+    bits: Uint8Array
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):

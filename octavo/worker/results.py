@@ -14,19 +14,21 @@ _POLL_SECONDS = 0.0005
 
 
 class Pending:
-    """The result of a plan that was launched. finish: makes it, once the device has passed `event`."""
+    """The result of a plan that was launched. finish: makes it, once the device has passed `event`; a later one
+    takes its place where more was queued for the plan.
+    """
 
     def __init__(self, event: Event, finish: Finish) -> None:
-        self._event = event
+        self.event = event
         self._finish = finish
 
     def ready_within(self, seconds: float | None) -> bool:
         """Wait up to `seconds` (None: for ever); return whether the device is done."""
         if seconds is None:
-            self._event.wait()
+            self.event.wait()
             return True
         until = time.monotonic() + seconds
-        while not self._event.done():
+        while not self.event.done():
             if time.monotonic() >= until:
                 return False
             time.sleep(_POLL_SECONDS)
@@ -34,5 +36,5 @@ class Pending:
 
     def result(self) -> StepResult:
         """Wait for the device and return the result."""
-        self._event.wait()
+        self.event.wait()
         return self._finish()

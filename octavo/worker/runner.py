@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.arrays import Int32Array, int32
 from octavo.protocol.control import Ack, Apply, Call, Control
 from octavo.protocol.pooling import PoolingParams
-from octavo.protocol.step import RowError, StepPlan, StepResult, TokenLogprobs
+from octavo.protocol.step import Masks, RowError, StepPlan, StepResult, TokenLogprobs
 from octavo.worker.batch import (
     Batch,
     StepRows,
@@ -41,6 +41,7 @@ from octavo.worker.pages import PagePool
 from octavo.worker.pooling import pool
 from octavo.worker.results import Finish, Pending
 from octavo.worker.sampling.logprobs import prompt_logprobs, sampled_logprobs
+from octavo.worker.sampling.masks import RowMasks
 from octavo.worker.sampling.processors import load_processors
 from octavo.worker.sampling.rows import SamplingBatch, SlotArray
 from octavo.worker.sampling.sampler import sample
@@ -84,6 +85,7 @@ class ModelRunner:
         self._share = broadcast(self.mesh.tensor)
         # Of plans whose tokens this stage has not learnt.
         self._unknown: dict[int, SamplingBatch] = {}
+        self._held: _Held | None = None
         self._assemble = assemble
         self._graphs: StepGraphs | None = None
 
@@ -153,15 +155,26 @@ class ModelRunner:
             self._graphs.record_next()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Launch a plan and wait for its result."""
+        """Launch a plan that has no masked rows and wait for its result."""
         return self.launch(plan).result()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last plan waits for its masks."""
+        return self._held is not None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
-        """Queue everything a plan says, in order: slots, copies, transfers, controls, encoder, rows, copies."""
+        """Queue everything a plan says, in order: slots, copies, transfers, controls, encoder, rows, copies.
+
+        What rows sample is left to `mask` if some of them wait for that; then the result is there only after it.
+        """
+        assert not self.waits, "a plan came before the masks of the last"
         changes = self.slots.stage(plan)
         rows = self._rows(plan)
-        found = None if rows is None or plan.dummy or len(plan.pools) or len(plan.scores) else self._graph_for(rows)
+        found = (
+            None if rows is None or plan.dummy or len(plan.pools) or len(plan.scores) else self._graph_for(rows, plan)
+        )
         numbers, shape, picked = np.zeros(0, np.int64), None, list[np.ndarray]()
         if rows is not None:
             shape = shape_of(rows, self.slots, self.pool) if found is None else found[0]
@@ -186,7 +199,23 @@ class ModelRunner:
                 else self._replay(plan, rows, recorded, index)
             )
         self.pool.copy(plan.copies_after)
-        return Pending(self.device.record(), lambda: msgspec.structs.replace(finish(), failed=failed, acks=acks))
+        pending = Pending(self.device.record(), lambda: msgspec.structs.replace(finish(), failed=failed, acks=acks))
+        if self._held is not None:
+            self._held.pending = pending
+        return pending
+
+    @torch.inference_mode()
+    def mask(self, masks: Masks) -> Pending:
+        """Queue what the last plan left to do until its masks have come; returns the same as `launch` did."""
+        held, self._held = self._held, None
+        assert held is not None and held.pending is not None and held.plan.id == masks.plan
+        rows = np.searchsorted(held.batch.sampling, masks.rows)
+        whole = len(rows) == len(held.batch.sampling)
+        index = None if whole else self._staging.bring(rows.astype(np.int64).view(np.uint8)).view(torch.int64)
+        found = RowMasks(rows=index, bits=self._staging.bring(masks.bits)) if len(rows) else None
+        held.finish = self._choose(held.plan, held.batch, held.logits, found)
+        held.pending.event = self.device.record()
+        return held.pending
 
     def _rows(self, plan: StepPlan) -> StepRows | None:
         if plan.dummy:
@@ -194,10 +223,11 @@ class ModelRunner:
             return void_rows(count, count, 1)
         return plan_rows(plan, self.slots) if len(plan.slots) else None
 
-    def _graph_for(self, rows: StepRows) -> tuple[StepShape, Recorded | None] | None:
+    def _graph_for(self, rows: StepRows, plan: StepPlan) -> tuple[StepShape, Recorded | None] | None:
         if self._graphs is None:
             return None
-        return self._graphs.find(rows, self.slots.sampling.ending(rows.slots[rows.sampling]))
+        ending = "logits" if len(plan.masked) else self.slots.sampling.ending(rows.slots[rows.sampling])
+        return self._graphs.find(rows, ending)
 
     def _encode(self, plan: StepPlan) -> None:
         """Run the encoder over the inputs of new sequences."""
@@ -267,12 +297,19 @@ class ModelRunner:
         self.slots.advance(batch.slots)
 
     def _sample(self, plan: StepPlan, batch: SamplingBatch, logits: Tensor) -> Finish:
-        """Choose tokens, append them to their slots and bring them to the host. logits: float32 [S, V]."""
+        """Choose tokens, at once or when their masks have come. logits: float32 [S, V]."""
+        if len(plan.masked) and self.mesh.samples:
+            held = self._held = _Held(plan, batch, logits)
+            return lambda: StepResult(plan=plan.id) if held.finish is None else held.finish()
+        return self._choose(plan, batch, logits, None)
+
+    def _choose(self, plan: StepPlan, batch: SamplingBatch, logits: Tensor, masks: RowMasks | None) -> Finish:
+        """Choose tokens, append them to their slots and bring them to the host."""
         if not self.mesh.samples:
             shared = self._share(torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device))
             self._append(batch, shared[0], shared[1].bool())
             return lambda: StepResult(plan=plan.id)
-        sampled = sample(logits, self.slots.sampling, batch, self._kernels.draw)
+        sampled = sample(logits, self.slots.sampling, batch, self._kernels.draw, masks)
         self._share(torch.stack((sampled.ids, sampled.ok)))
         self._append(batch, sampled.ids, sampled.ok)
         # A row that failed though the model's own logits were sound was left without a choice by its request.
@@ -347,6 +384,17 @@ class ModelRunner:
             "num_pages": self.pool.scratch,
             "free_memory": self.device.free_memory(),
         }
+
+
+@dataclass(slots=True)
+class _Held:
+    """A plan whose rows have logits, float32 [S, V], and no tokens yet. finish: makes its result, once it has."""
+
+    plan: StepPlan
+    batch: SamplingBatch
+    logits: Tensor
+    finish: Finish | None = None
+    pending: Pending | None = None
 
 
 def _tokens_of(plan: StepPlan, sampling: SlotArray, chosen: np.ndarray) -> StepResult:

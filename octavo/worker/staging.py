@@ -51,6 +51,12 @@ class Staging:
         parts = placed.split(sizes)[1:]
         return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
+    def bring(self, array: np.ndarray) -> Tensor:
+        """Return a tensor with these bytes on the device, whatever lies in `fixed`."""
+        host = self.device.pinned(array.size).view(array.shape)
+        host.numpy()[...] = array
+        return host.to(self.device.torch_device, non_blocking=True)
+
     def fetch(self, tensor: Tensor) -> Tensor:
         """Return a tensor's copy on the host, good once the device has come to the end of its queue."""
         if not self._queues:

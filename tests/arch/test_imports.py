@@ -25,6 +25,7 @@ PUBLIC = [
     "PoolingRequestOutput",
     "EmbeddingRequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
 ]

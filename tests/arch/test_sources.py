@@ -19,6 +19,7 @@ DYNAMIC_ACCESS = {
     "octavo/frontend/server/routes/openai_schema.py",
     "octavo/ops/compile_ahead.py",
     "octavo/protocol/sampling.py",
+    "octavo/protocol/structured.py",
 }
 PROBES = "octavo/checkpoint/hf_config.py"
 VAGUE = {"utils", "util", "helpers", "helper", "manager", "misc", "common", "v2"}

@@ -22,7 +22,7 @@ from octavo.protocol.control import Control, ResetPrefixCache
 from octavo.protocol.output import EngineStats, RequestOutput
 from octavo.protocol.request import Abort
 from tests.equivalence.features import Scenario
-from tests.equivalence.models import PENALTIES, PROMPTS, ids_of, words
+from tests.equivalence.models import FORM, PENALTIES, PROMPTS, ids_of, words
 from tests.equivalence.workload import Answer, Choice, Job
 from tests.server.harness import events_of, loopback
 
@@ -242,6 +242,7 @@ async def _post(http: httpx.AsyncClient, job: Job, scenario: Scenario) -> Answer
     body |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids), "priority": job.priority}
     body |= {"allowed_token_ids": params.allowed_token_ids, "bad_words": params.bad_words}
     body |= {"logit_bias": {str(index): value for index, value in (params.logit_bias or {}).items()}}
+    body |= {"structured_outputs": None if params.structured_outputs is None else FORM}
     body |= {"prompt": PROMPTS[job.prompt], "stream": scenario.stream}
     if params.prompt_logprobs is not None:
         # With an echo they come in a stream too.

@@ -18,7 +18,7 @@ class Scenario:
     small_pool: so few pages that sequences are preempted. priorities: every request has its own. stream: pieces instead of
     whole answers. place: process, service or http. aborts: neighbours come and are aborted. sampling: greedy, seeded (at
     temperature 1), or mixed. penalized: what has come before counts against a token. ending: what ends answers: length, token
-    or string.
+    or string. formed: whose answers have a grammar: none, some or all.
     """
 
     batch: int = 1
@@ -32,6 +32,7 @@ class Scenario:
     sampling: str = "greedy"
     penalized: bool = False
     ending: str = "length"
+    formed: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,8 @@ FEATURES: dict[str, dict[str, Value]] = {
         "on": Value(request={"prompt_logprobs": 1}, proof=lambda happened: happened.scored),
     },
     "ending": _scenario("ending", "length", "token", "string"),
+    # Only words with an odd number may come.
+    "grammar": _scenario("formed", "none", "all", "some"),
 }
 
 

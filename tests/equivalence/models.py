@@ -57,6 +57,8 @@ MAX_CHOICES = 3
 GREEDY_TIE, DRAWN_TIE = 1e-3, 1e-5
 
 
+# Answers of words with odd numbers, to which no end can come.
+FORM = {"regex": "(<[0-9][0-9][13579]>)*<end>"}
 PENALTIES = {"presence_penalty": 0.125, "frequency_penalty": -0.0625, "repetition_penalty": 1.25}
 
 
@@ -129,7 +131,7 @@ class TinyModel:
         return assemble_folder(self.path).layers
 
     @functools.cache  # noqa: B019 - as many models as rows
-    def expected(self, *, penalized: bool) -> dict[tuple[int, int | None], Expected]:
+    def expected(self, *, penalized: bool, formed: bool = False) -> dict[tuple[int, int | None], Expected]:
         """Return the oracle's answers by prompt and choice; choice None is greedy."""
         keys = [(prompt, choice) for prompt in range(len(PROMPTS)) for choice in (None, *range(MAX_CHOICES))]
         texts = [list(PROMPTS[prompt]) for prompt, _ in keys]
@@ -140,6 +142,8 @@ class TinyModel:
             for row, logits in zip(rows, self._last_logits([texts[row] for row in rows]), strict=True):
                 prompt, choice = key = keys[row]
                 changed = _penalized(logits, texts[row], len(PROMPTS[prompt])) if penalized else logits
+                if formed:
+                    changed = np.where(np.arange(len(changed)) % 2, changed, -np.inf)
                 token, sure = (
                     _likeliest(changed) if choice is None else _drawn(changed, prompt, choice, len(texts[row]))
                 )

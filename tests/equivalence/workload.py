@@ -10,6 +10,7 @@ from tests.equivalence.features import Case, Scenario
 from tests.equivalence.models import (
     CACHEABLE,
     EOS,
+    FORM,
     GROWERS,
     GROWN,
     LONGEST_ANSWER,
@@ -97,7 +98,9 @@ def _params(case: Case, model: TinyModel, prompt: int, rng: random.Random, *, lo
     drawn = scenario.sampling == "seeded" or (scenario.sampling == "mixed" and rng.random() < 0.5)
     fields |= {"temperature": 1.0, "seed": seed_of(prompt)} if drawn else {"temperature": 0.0}
     fields |= PENALTIES if scenario.penalized else {}
-    expected = model.expected(penalized=scenario.penalized)[prompt, 0 if drawn else None]
+    formed = scenario.formed == "all" or (scenario.formed == "some" and prompt % 2 == 1)
+    fields |= {"structured_outputs": FORM} if formed else {}
+    expected = model.expected(penalized=scenario.penalized, formed=formed)[prompt, 0 if drawn else None]
     return SamplingParams(**fields, **_ending(scenario, expected, rng, longest))
 
 
@@ -123,7 +126,9 @@ def complaints(job: Job, answer: Answer, model: TinyModel) -> tuple[list[str], i
         if max((abs(a - b) for a, b in zip(want, answer.prompt_logprobs, strict=False)), default=0.0) > 1e-3:
             wrong.append(f"prompt {job.prompt}: log-probabilities {answer.prompt_logprobs} instead of {want}")
     for index, choice in enumerate(answer.choices):
-        expected = model.expected(penalized=job.params.penalized)[job.prompt, None if job.params.greedy else index]
+        formed = job.params.structured_outputs is not None
+        answers = model.expected(penalized=job.params.penalized, formed=formed)
+        expected = answers[job.prompt, None if job.params.greedy else index]
         problem, tie = _compare(job.params, choice, expected)
         num_ties += tie
         if problem:

@@ -20,6 +20,8 @@ WORDS = ["Ein", " Oktav", " hat", " acht", " Blätter", ",", " 八", " 🙂"]
 class FakeTokenizer:
     """Ids below 256 are bytes; the others are words of the answer."""
 
+    markers: Mapping[str, int] = {}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return ([1] if add_special_tokens else []) + [256 + ord(character) % 700 for character in text]
 

@@ -20,6 +20,10 @@ class Letters(FakeTokenizer):
     def decode(self, ids: Any, *, skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, ids))
 
+    @property
+    def markers(self) -> dict[str, int]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {text: 900 + index for index, text in enumerate(self.special)}
+
     def special_within(self, texts: str) -> dict[int, str]:
         return {900 + index: text for index, text in enumerate(self.special) if text in texts}
 
@@ -51,10 +55,8 @@ class Speaker(FakeService):
         return stream
 
     def _say(self, stream: FakeStream) -> Any:
-        led = "".join(map(chr, stream._params.trace_decode_token_ids or ()))
-
         def choice(index: int, position: int, reason: Any) -> CompletionOutput:
-            text = led + self.says[index % len(self.says)]
+            text = self.says[index % len(self.says)]
             last = reason is not None
             piece = text[position * self.size :] if last else text[position * self.size : (position + 1) * self.size]
             return CompletionOutput(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from octavo.config.serve import ServeConfig
+from octavo.constrain.grammar import checked
 from octavo.frontend.text.chat import CHATML
 from tests.server.harness import client, events_of, run
 from tests.server.speaker import Speaker
@@ -153,36 +154,70 @@ def test_g11_one_call_at_a_time(config: ServeConfig) -> None:
     assert (_calls(choice), choice["finish_reason"]) == ([("weather", ARGUMENTS)], "tool_calls")
 
 
-def test_a_call_that_must_be_is_begun_for_the_model(config: ServeConfig) -> None:
-    service = Speaker('{"city": "x"}}\n', template=HERMES)
+def _lark(service: Speaker) -> str:
+    return service.requests[-1][1].structured_outputs.lark
+
+
+def test_a_call_that_must_be_is_all_that_may_come(config: ServeConfig) -> None:
+    service = Speaker(CALL, template=HERMES)
     named = {"type": "function", "function": {"name": "weather"}}
     answer = _ask(service, config, tool_choice=named)["choices"][0]
-    assert (_calls(answer), answer["finish_reason"]) == ([("weather", '{"city": "x"}')], "tool_calls")
-    params = service.requests[0][1]
-    assert "".join(map(chr, params.trace_decode_token_ids)) == '<tool_call>\n{"name": "weather", "arguments": '
-    assert params.stop == ("</tool_call>",)
-    anyone = Speaker('time", "arguments": {}}</tool_call>', template=HERMES)
-    assert _calls(_ask(anyone, config, tool_choice="required")["choices"][0]) == [("time", "{}")]
-    assert anyone.requests[0][1].stop == ()
-    only = Speaker("{}}</tool_call>", template=HERMES)
-    assert _calls(_ask(only, config, tools=TOOLS[1:], tool_choice="required")["choices"][0]) == [("time", "{}")]
+    assert (_calls(answer), answer["finish_reason"]) == ([("weather", ARGUMENTS)], "tool_calls")
+    assert r'"<tool_call>\n" ("{\"name\": \"weather\", \"arguments\": " %json' in _lark(service)
+    assert "time" not in _lark(service)
+    assert "TEXT)" not in _lark(service).splitlines()[1]
+    both = Speaker(CALL + TIME, template=HERMES)
+    assert len(_calls(_ask(both, config, tool_choice="required")["choices"][0])) == 2
+    assert r"\"time\"" in _lark(both)
+    # As many calls as tools, if nobody asks for more: small models would go on for ever.
+    assert "{0,1}" in _lark(both)
+    _ask(both, config, tool_choice="required", parallel_tool_calls=True)
+    assert "{0,1}" not in _lark(both)
 
 
 @pytest.mark.parametrize(
     ("template", "prompt", "opening"),
     [
-        (THINKS, "<|im_start|>assistant\n<think>\n", '</think>\n\n<tool_call>\n{"name": "'),
-        (THINKS, "<|im_start|>assistant\n<think>\n\n</think>\n\n", '<tool_call>\n{"name": "'),
-        ("<|channel|><|message|>", "<|start|>assistant", "<|channel|>commentary to=functions."),
-        ("[TOOL_CALLS]", "[/INST]", "[TOOL_CALLS]"),
-        ("<|start_header_id|>ipython", "x", '{"name": "'),
-        ("<tool_call><function=", "x", "<tool_call>\n<function="),
+        (THINKS, "<|im_start|>assistant\n<think>\n", 'TEXT "</think>"'),
+        (THINKS, "<|im_start|>assistant\n<think>\n\n</think>\n\n", 'start: ("<think>" until_1'),
+        ("<|channel|><|message|>", "<|start|>assistant", '"<|channel|>commentary to=functions.weather'),
+        ("[TOOL_CALLS]", "[/INST]", '"[TOOL_CALLS]" ("weather"  "[ARGS]"'),
+        ("<|start_header_id|>ipython", "x", r'("{\"name\": \"weather\", \"parameters\": "'),
+        ("<tool_call><function=", "x", r'"<tool_call>\n" ("<function=weather>\n"'),
     ],
 )
-def test_openings(config: ServeConfig, template: str, prompt: str, opening: str) -> None:
+def test_grammars_are_in_the_dialect(config: ServeConfig, template: str, prompt: str, opening: str) -> None:
     service = Speaker("Words.", template=template, prompt=prompt)
     run(_post(service, config, tool_choice="required"))
-    assert "".join(map(chr, service.requests[0][1].trace_decode_token_ids)) == opening
+    assert opening in _lark(service)
+    assert checked(_lark(service)) == _lark(service)
+    run(_post(service, config))
+    assert service.requests[-1][1].structured_outputs is None or checked(_lark(service))
+
+
+def test_a_schema_that_no_grammar_can_say(config: ServeConfig) -> None:
+    service = Speaker(TIME, template=HERMES)
+    strange = {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": strange, "strict": True}}
+    refused = run(_post(service, config, tools=[tool]))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0].function.parameters")
+    assert "contains" in refused.json()["error"]["message"]
+    del tool["function"]["strict"]
+    assert run(_post(service, config, tools=[tool])).status_code == 200
+    assert '"lenient": true' in _lark(service)
+
+
+def test_thoughts_have_a_budget(config: ServeConfig) -> None:
+    service = Speaker("Words.", template=THINKS, prompt="<think>")
+    run(_post(service, config, tools=None, thinking_token_budget=7))
+    assert "[max_tokens=7]" in _lark(service)
+    assert service.requests[-1][1].thinking_token_budget is None
+    formed = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 1}}}
+    run(_post(service, config, tools=None, response_format=formed))
+    assert 'TEXT "</think>"' in _lark(service)
+    assert "%json" in _lark(service)
+    refused = run(_post(Speaker("Words.", template=HERMES), config, tools=None, thinking_token_budget=7))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
 
 
 def test_a_required_call_that_does_not_come_is_an_error(config: ServeConfig) -> None:

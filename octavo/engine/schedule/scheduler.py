@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.base.intmath import ceil_div
+from octavo.constrain.matcher import Grammars, Matcher
 from octavo.engine.kvcache.allocator import Holding
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.engine.schedule.admission import Admitter
-from octavo.engine.schedule.commit import commit_rows
+from octavo.engine.schedule.commit import Ended, commit_rows
 from octavo.engine.schedule.controls import PendingControls
 from octavo.engine.schedule.limits import ScheduleLimits
 from octavo.engine.schedule.refusal import refusal
@@ -31,7 +32,7 @@ from octavo.protocol.arrays import Int32Array, int32, rows32
 from octavo.protocol.control import Control, ResetPrefixCache
 from octavo.protocol.output import EngineStats, TokenDelta
 from octavo.protocol.request import FinishChoice, Request
-from octavo.protocol.step import StepPlan, StepResult
+from octavo.protocol.step import Masks, StepPlan, StepResult
 
 _NO_ROWS = int32()
 
@@ -61,26 +62,33 @@ class Scheduler:
         self._spans = Spans(geometry, limits)
         self._arrivals = 0
         self._in_flight: deque[_InFlight] = deque()
+        self._last_masks = -1
         self._admitter = Admitter(self.state, source or NoSource(), clock)
 
     # What comes in.
 
-    def add(self, request: Request) -> None:
-        """Take a request; one that can never fit is answered with an error at once."""
+    def add(self, request: Request, grammar: Matcher | None = None) -> None:
+        """Take a request, with what its grammar was compiled to; one that can never fit is answered with an error at once."""
         state = self.state
         problem = refusal(request, state.limits, state.allocator.geometry, state.allocator.pool.num_pages)
         if problem is not None:
-            for choice in range(request.sampling.n):
-                state.tally.finish(request.key, choice, 0, "error", message=problem)
+            self.refuse(request, problem)
             return
         self._arrivals += 1
         priority = request.priority if state.limits.policy == "priority" else 0
-        state.add(
-            [
-                Sequence(request, choice, (priority, self._arrivals, choice), request.tokens)
-                for choice in range(request.sampling.n)
-            ]
-        )
+        choices = [
+            Sequence(request, choice, (priority, self._arrivals, choice), request.tokens)
+            for choice in range(request.sampling.n)
+        ]
+        if grammar is not None:
+            for choice in choices:
+                choice.matcher = grammar.start()
+        state.add(choices)
+
+    def refuse(self, request: Request, problem: str) -> None:
+        """Answer a request with an error."""
+        for choice in range(request.sampling.n):
+            self.state.tally.finish(request.key, choice, 0, "error", message=problem)
 
     def abort(self, key: int) -> None:
         """Drop every choice of a request; unknown keys are ignored, they may have finished meanwhile."""
@@ -153,6 +161,9 @@ class Scheduler:
             samples=samples,
             pools=np.flatnonzero(state.slots.pools[slots]).astype(np.int32),
             scores=state.slots.scoring(slots, starts) if state.slots.num_scores else _NO_ROWS,
+            masked=np.flatnonzero(samples & state.slots.constrained[slots]).astype(np.int32)
+            if state.slots.num_constrained
+            else _NO_ROWS,
             admissions=admissions,
             releases=int32(state.slots.released),
             table=table,
@@ -263,6 +274,8 @@ class Scheduler:
         state.done_plan = plan.id
         self._admitter.transfers_ended(result)
         ended = commit_rows(state.slots, plan, flight.generations, result, state.tally)
+        if len(plan.masked):
+            self._follow(flight, ended)
         for slot in state.slots.due(plan.slots, flight.generations):
             state.note_computed(slot)
         for slot, reason, stop_id, message in ended:
@@ -272,6 +285,33 @@ class Scheduler:
         # Pages and slots that waited for the last plan are back: gauges must not stay at what they were before.
         state.tally.changed |= not state.num_in_flight
         return self.news()
+
+    def _follow(self, flight: _InFlight, ended: list[Ended]) -> None:
+        """Lead the rows that have grammars on; where a grammar has come to its end, so has the answer."""
+        plan, table = flight.plan, self.state.slots
+        over = {slot for slot, *_ in ended}
+        for row in plan.masked.tolist():
+            slot = int(plan.slots[row])
+            if table.generation[slot] != flight.generations[row] or slot in over:
+                continue
+            matcher = self.state.sequence_of(slot).matcher
+            assert matcher is not None
+            first = int(table.num_prompt[slot]) + matcher.num_seen
+            problem = matcher.accept(table.tokens[slot, first : int(table.length[slot])].tolist())
+            if problem or matcher.ended:
+                ended.append((slot, "error" if problem else "stop", None, problem))
+
+    def masks(self, grammars: Grammars) -> Masks | None:
+        """Return what the oldest plan in flight waits for, once; None if that is nothing."""
+        flight = self._in_flight[0] if self._in_flight else None
+        if flight is None or not len(flight.plan.masked) or flight.plan.id <= self._last_masks:
+            return None
+        plan, state = flight.plan, self.state
+        self._last_masks = plan.id
+        live = plan.masked[state.slots.generation[plan.slots[plan.masked]] == flight.generations[plan.masked]]
+        asked = [state.sequence_of(slot) for slot in plan.slots[live].tolist()]
+        bits = grammars.masks([(one.matcher, one.request.stop_ids) for one in asked if one.matcher])
+        return Masks(plan=plan.id, rows=live, positions=np.zeros_like(live), bits=bits)
 
     def news(self) -> TokenDelta | None:
         """Return what is new for clients since the last call, None if nothing is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.constrain.matcher import Matcher
 from octavo.engine.kvcache.allocator import Holding
 from octavo.protocol.arrays import Int32Array
 from octavo.protocol.request import Request
@@ -16,7 +17,7 @@ class Sequence:
     holding: what it holds, nothing but hashes while it waits. tokens: its history while it waits (a running sequence's lies
     in the slot table). children: choices that fork from it once its prompt is computed; parent: where a waiting choice
     forks from. num_cached: prompt tokens found in the cache.
-    reserved: pages that the rest of its prefill will take.
+    reserved: pages that the rest of its prefill will take. matcher: how far it has come in its grammar, if it has one.
     """
 
     request: Request
@@ -25,6 +26,7 @@ class Sequence:
     tokens: Int32Array
     slot: int = -1
     holding: Holding | None = None
+    matcher: Matcher | None = None
     parent: Sequence | None = None
     children: list[Sequence] = field(default_factory=list["Sequence"])
     num_cached: int = 0

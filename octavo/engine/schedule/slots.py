@@ -24,8 +24,7 @@ class SlotTable:
     length: tokens known. computed: leading positions whose pages are filled. ahead: positions granted to plans in flight.
     in_flight: how many plans in flight hold the slot. capacity: tokens that its blocks can take. event: computed tokens at
     which the cache has something to do. pools: whether it asks for a vector. scores: whether for its prompt's
-    log-probabilities. limit, min_length: where it must, and where it
-    may first, end.
+    log-probabilities. constrained: whether it has a grammar. limit, min_length: where it must, and where it may first, end.
     """
 
     def __init__(self, limits: ScheduleLimits) -> None:
@@ -47,6 +46,8 @@ class SlotTable:
         self.pools = np.zeros(size, np.bool_)
         self.scores = np.zeros(size, np.bool_)
         self.num_scores = 0
+        self.constrained = np.zeros(size, np.bool_)
+        self.num_constrained = 0
         self.stop_ids = np.full((size, STOP_WIDTH), -1, np.int32)
         self.many_stops: dict[int, frozenset[int]] = {}
         # Rows are touched, and so backed by memory, only as far as sequences have ever grown.
@@ -88,6 +89,8 @@ class SlotTable:
         self.pools[slot] = request.pooling is not None
         self.scores[slot] = sequence.scores
         self.num_scores += sequence.scores
+        self.constrained[slot] = sequence.matcher is not None
+        self.num_constrained += sequence.matcher is not None
         self.stop_ids[slot] = -1
         if len(request.stop_ids) <= STOP_WIDTH:
             self.stop_ids[slot, : len(request.stop_ids)] = request.stop_ids
@@ -106,6 +109,7 @@ class SlotTable:
         self.sequences[slot] = None
         self.many_stops.pop(slot, None)
         self.num_scores -= int(self.scores[slot])
+        self.num_constrained -= int(self.constrained[slot])
         self.generation[slot] += 1
         self.released.append(slot)
         self._pending.append((plan, slot))

@@ -90,9 +90,12 @@ def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequ
     """Return the error with its field called as the client calls it. names: ours -> the client's."""
     field = error.field or ""
     if field not in names:
-        return error
+        # Of a form, errors name the part.
+        field = field.partition(".")[0]
+        if field != "structured_outputs" or field not in names:
+            return error
     message = error.message
-    if message.startswith(f"{field} "):
+    if message.startswith((f"{field} ", f"{field}:", f"{field}.")):
         message = names[field] + message.removeprefix(field)
     return type(error)(message, field=names[field])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import functools
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 
 from octavo.base.errors import GenerationError, InvalidRequestError, UnsupportedError
+from octavo.constrain.grammar import form_of
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Generation, start
@@ -24,9 +27,11 @@ from octavo.frontend.text.dialects.events import (
     TurnFinish,
 )
 from octavo.frontend.text.dialects.family import Schemas
+from octavo.frontend.text.dialects.grammar import Tool, TurnForm
 from octavo.frontend.text.dialects.written_out import written_out
 from octavo.protocol.output import CompletionOutput, Logprob
-from octavo.protocol.sampling import MAX_LISTED, SamplingParams
+from octavo.protocol.sampling import SamplingParams
+from octavo.protocol.structured import StructuredOutputsParams
 
 ToolChoice = Literal["auto", "none", "required"]
 _NAME = re.compile(r"[\w.\-]{1,64}")
@@ -55,13 +60,19 @@ class Conversation:
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: ToolChoice = "auto"
     tool_name: str | None = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def continued(self) -> str | None:
+        """What the answer goes on with."""
+        last = self.messages[-1].get("content") if self.continue_final_message else None
+        return last if isinstance(last, str) else None
 
     @property
     def schemas(self) -> Schemas:
@@ -81,13 +92,12 @@ class Turn:
         self._speech = context.speech
         self._conversation = conversation
         self._num_thoughts = 0
-        last = conversation.messages[-1].get("content") if conversation.continue_final_message else None
         self._parsers = context.speech.parsers(
             conversation.schemas,
             generation.prompts[0][1],
             params.n,
-            continued=last if isinstance(last, str) else None,
-            one_call=not conversation.parallel_tool_calls or conversation.tool_name is not None,
+            continued=conversation.continued,
+            one_call=conversation.parallel_tool_calls is False or conversation.tool_name is not None,
         )
 
     @property
@@ -189,10 +199,13 @@ async def begin_turn(
     """Render the conversation and queue it; raises InvalidRequestError naming the field, or ClientGoneError."""
     prompt = await render_turn(request, context, conversation)
     tools = bool(conversation.schemas)
+    # Not on the loop: nobody knows how long it takes to look at a schema.
+    formed = tools or params.structured_outputs is not None or params.thinking_token_budget is not None
+    work = functools.partial(_formed, context, conversation, prompt, params)
     starting = start(
         context,
         [prompt],
-        _led(context, conversation, prompt, params),
+        await asyncio.to_thread(work) if formed else params,
         request_id=request_id,
         priority=priority,
         cache_salt=cache_salt,
@@ -201,18 +214,34 @@ async def begin_turn(
     return Turn(context, conversation, await until_disconnect(request.receive, starting), params)
 
 
-def _led(
+def _formed(
     context: ServerContext, conversation: Conversation, prompt: Sequence[int], params: SamplingParams
 ) -> SamplingParams:
-    """Return the parameters with which a required call is begun for the model, and ended behind the only one."""
-    if conversation.tool_choice != "required":
-        return params
-    names = list(conversation.schemas) if conversation.tool_name is None else [conversation.tool_name]
-    opening = context.speech.opening(prompt, names[0] if len(names) == 1 else "")
-    end = context.speech.call_end
-    one = conversation.tool_name is not None or not conversation.parallel_tool_calls
-    stop = (*params.stop, end) if end and one and len(params.stop) < MAX_LISTED["stop"] else params.stop
-    return dataclasses.replace(params, trace_decode_token_ids=tuple(opening), stop=stop)
+    """Return the parameters with the grammar of the turn; raises InvalidRequestError naming the schema at fault."""
+    form, required = params.structured_outputs, conversation.tool_choice == "required"
+    tools = [
+        Tool(
+            name=tool["function"]["name"],
+            schema=tool["function"].get("parameters") or {},
+            field=f"tools[{index}].function.parameters",
+            strict=bool(tool["function"].get("strict")),
+        )
+        for index, tool in enumerate(conversation.tools if conversation.schemas else ())
+        if conversation.tool_name in (None, tool["function"]["name"])
+    ]
+    one = conversation.tool_name is not None or conversation.parallel_tool_calls is False
+    # Small models that must call would call for ever.
+    most = 1 if one else None if conversation.parallel_tool_calls or not required else len(tools)
+    turn = TurnForm(
+        form=None if form is None or required else form_of(form),
+        tools=tools,
+        required=required,
+        most=most,
+        budget=params.thinking_token_budget,
+    )
+    lark = context.speech.grammar(turn, prompt, conversation.continued)
+    found = None if lark is None else StructuredOutputsParams(lark=lark)
+    return dataclasses.replace(params, structured_outputs=found, thinking_token_budget=None)
 
 
 def _check_tools(conversation: Conversation, context: ServerContext) -> None:

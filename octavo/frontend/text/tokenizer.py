@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -95,6 +96,12 @@ class Tokenizer:
     def special_within(self, texts: str) -> dict[int, str]:
         """Return the special tokens that are a part of a text, by their ids."""
         return {index: self._added[index] for index in self._special if self._added[index] in texts}
+
+    @functools.cached_property
+    def markers(self) -> dict[str, int]:
+        """Tokens that stand for no text by their texts: special ones, and what is added and looks like a tag."""
+        tagged = {i for i, text in self._added.items() if len(text) > 2 and text[0] + text[-1] in ("<>", "[]")}
+        return {self._added[index]: index for index in sorted(tagged | self._special)}
 
     def is_special(self, index: int) -> bool:
         """Whether a token is a special one, which `skip_special_tokens` leaves out."""

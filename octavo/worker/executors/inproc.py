@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from octavo.base.errors import EngineDeadError
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
-from octavo.protocol.step import StepPlan, StepResult
+from octavo.protocol.step import Masks, StepPlan, StepResult
 from octavo.worker.loader.assemble import assemble
 from octavo.worker.results import Pending
 from octavo.worker.runner import Assemble, ModelRunner
@@ -59,7 +59,11 @@ class InprocExecutor:
     def submit(self, plan: StepPlan) -> None:
         """Queue a plan and return at once."""
         self._live_runner()
-        self._in_flight.append(self._thread.submit(self._launch, plan))
+        self._in_flight.append(self._thread.submit(self._queue, lambda runner: runner.launch(plan)))
+
+    def mask(self, masks: Masks) -> None:
+        """Queue what the newest plan left to do until its masks came."""
+        self._in_flight[-1] = self._thread.submit(self._queue, lambda runner: runner.mask(masks))
 
     def collect(self, timeout: float | None = None) -> StepResult | None:
         """Return the oldest plan's result, or None when `timeout` seconds are over."""
@@ -99,10 +103,10 @@ class InprocExecutor:
         take_threads(self._spec)
         return self._live_runner().load()
 
-    def _launch(self, plan: StepPlan) -> Pending:
+    def _queue(self, work: Callable[[ModelRunner], Pending]) -> Pending:
         runner = self._live_runner()
         try:
-            return runner.launch(plan)
+            return work(runner)
         except Exception as error:
             # Device state is now unknown: later plans must not run, and every caller shall hear of it.
             self._failure = error

@@ -18,7 +18,7 @@ from octavo.engine.kvcache.geometry import Geometry
 from octavo.engine.transport.endpoints import make_folder, remove_folder
 from octavo.engine.transport.ranks import RankHub
 from octavo.protocol.control import Ack
-from octavo.protocol.step import StepPlan, StepResult
+from octavo.protocol.step import Masks, StepPlan, StepResult
 from octavo.worker.executors.orders import (
     Allocate,
     Allocated,
@@ -118,6 +118,11 @@ class MultiprocExecutor:
         self._in_flight.append(plan)
         self._send(Execute(plan=plan, known=tuple(self._known)))
         self._known.clear()
+
+    def mask(self, masks: Masks) -> None:
+        """Send to every rank what the oldest plan waits for."""
+        self._check_open()
+        self._send(masks)
 
     def collect(self, timeout: float | None = None) -> StepResult | None:
         """Return the oldest plan's result, or None when `timeout` seconds are over."""

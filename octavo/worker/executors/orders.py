@@ -12,7 +12,7 @@ from octavo.base.facts import DeviceFacts
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.protocol.codec import Codec
-from octavo.protocol.step import StepPlan, StepResult
+from octavo.protocol.step import Masks, StepPlan, StepResult
 from octavo.worker.spec import WorkerSpec
 
 
@@ -81,7 +81,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     lost: bool = False
 
 
-Order = Load | Allocate | Execute
+Order = Load | Allocate | Execute | Masks
 Answer = Found | Loaded | Allocated | Done | Failed
 
 

@@ -20,7 +20,7 @@ from octavo.engine.transport.endpoints import remove_folder
 from octavo.engine.transport.ranks import RankLine
 from octavo.nn.parallel.gloo import PeerLostError, connect
 from octavo.nn.parallel.mesh import Mesh
-from octavo.protocol.step import StepPlan
+from octavo.protocol.step import Masks, StepPlan
 from octavo.worker.executors.orders import (
     Allocate,
     Allocated,
@@ -31,6 +31,7 @@ from octavo.worker.executors.orders import (
     Found,
     Load,
     Loaded,
+    Order,
     Pulse,
     RankStart,
     answer_codec,
@@ -86,15 +87,17 @@ def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
     watch.mesh = runner.mesh
     report = runner.load()
     line.send(answers.encode(Loaded(rank=rank, report=report)))
+    later = deque[Order]()
     while True:
-        while in_flight and not line.waiting():
+        # What waits for its masks has no result, and nothing is launched before they have come.
+        while len(in_flight) > runner.waits and not (later or line.waiting()):
             plan, pending = in_flight[0]
             if pending.ready_within(0):
                 result = pending.result()
                 if runner.mesh.samples or asks_every_rank(plan):
                     line.send(answers.encode(Done(rank=rank, result=result)))
                 in_flight.popleft()
-        order = orders.decode(line.receive())
+        order = later.popleft() if later and not runner.waits else orders.decode(line.receive())
         match order:
             case Allocate():
                 runner.allocate(report.part(order.geometry), order.num_pages)
@@ -102,9 +105,14 @@ def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
             case Execute():
                 for result in order.known:
                     runner.learn(result)
-                in_flight.append((order.plan, runner.launch(order.plan)))
-            case Load():
-                raise AssertionError("a rank loads once")
+                if runner.waits:
+                    later.append(order)
+                else:
+                    in_flight.append((order.plan, runner.launch(order.plan)))
+            case Masks() if runner.waits:
+                runner.mask(order)
+            case Masks() | Load():
+                assert isinstance(order, Masks), "a rank loads once"  # Another rank samples.
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo.ops.draw import Draw
 from octavo.ops.likeliest.reference import likeliest
 from octavo.worker.sampling.adjust import adjust
+from octavo.worker.sampling.masks import RowMasks
 from octavo.worker.sampling.rows import SamplingBatch, SamplingRows
 
 
@@ -30,9 +31,13 @@ def greedy(logits: Tensor) -> Sampled:
     return Sampled(ids=ids, ok=ok, logits=logits)
 
 
-def sample(logits: Tensor, rows: SamplingRows, batch: SamplingBatch, draw: Draw) -> Sampled:
+def sample(
+    logits: Tensor, rows: SamplingRows, batch: SamplingBatch, draw: Draw, masks: RowMasks | None = None
+) -> Sampled:
     """Choose a token for every row. logits: float32 [S, V], left as they are."""
     logits = adjust(logits, rows, batch.slots, batch.positions)
+    if masks is not None:
+        logits = masks.apply(logits)
     if rows.greedy[batch.slots].all():
         return greedy(logits)
     ids, ok = draw(logits, batch.targets, batch.positions, rows.reals, rows.wholes)

@@ -11,10 +11,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import until_disconnect
+from octavo.frontend.server.errors import renamed
 from octavo.frontend.server.events import Generation, Prompt, start
-from octavo.frontend.server.routes.openai_schema import CommonFields
+from octavo.frontend.server.routes.openai_schema import CommonFields, form_names
 from octavo.frontend.server.sse import encode_json
 from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.sampling import SamplingParams
@@ -50,7 +52,10 @@ async def begin(
     starting = start(
         context, prompts, params, request_id=request_id, priority=body.priority or 0, cache_salt=body.cache_salt or ""
     )
-    return await until_disconnect(request.receive, starting)
+    try:
+        return await until_disconnect(request.receive, starting)
+    except InvalidRequestError as error:
+        raise renamed(error, form_names(body)) from error
 
 
 async def collect(request: Request, generation: Generation, num_choices: int) -> list[WholeTurn]:

@@ -14,7 +14,7 @@ from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import context_of
 from octavo.frontend.server.errors import anthropic_error, renamed
 from octavo.frontend.server.routes.answers import json_response, label
-from octavo.frontend.server.routes.anthropic_schema import CountBody, MessagesBody, conversation, sampling
+from octavo.frontend.server.routes.anthropic_schema import FORMAT, CountBody, MessagesBody, conversation, sampling
 from octavo.frontend.server.routes.blocks import Block, BlockEncoder, BlockKind, arguments_of
 from octavo.frontend.server.routes.encoders import Events, answer
 from octavo.frontend.server.turns import Turn, begin_turn, render_turn
@@ -40,7 +40,7 @@ async def messages(request: Request) -> Response:
     try:
         turn = await begin_turn(request, context, conversation(body), params, request_id=named.id)
     except InvalidRequestError as error:
-        raise renamed(error, {"prompt": "messages"}) from error
+        raise renamed(error, {"prompt": "messages", **FORMAT}) from error
     encoder = MessageEncoder(turn, named.id, model)
     return await answer(request, turn, encoder, stream=bool(body.stream), headers=named.headers)
 

@@ -11,9 +11,11 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.base.errors import InvalidRequestError
-from octavo.frontend.server.routes.openai_schema import named_sampling, unsupported
+from octavo.frontend.server.routes.openai_schema import named_sampling, response_form, unsupported
 from octavo.frontend.server.turns import Conversation
 from octavo.protocol.sampling import SamplingParams
+
+FORMAT = {"structured_outputs": "output_config.format"}
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
@@ -126,8 +128,6 @@ def conversation(body: CountBody) -> Conversation:
             "tool_choice.name goes with the type 'tool', which needs it", field="tool_choice.name"
         )
     config = body.output_config or OutputConfig()
-    if config.format is not None:
-        raise unsupported("output_config.format")
     thinking = body.thinking
     # A last turn of the assistant's is the beginning of the answer.
     begun = bool(body.messages) and body.messages[-1].role == "assistant"
@@ -136,7 +136,7 @@ def conversation(body: CountBody) -> Conversation:
         tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())],
         tool_choice="required" if choice.type in ("any", "tool") else choice.type,
         tool_name=choice.name,
-        parallel_tool_calls=not choice.disable_parallel_tool_use,
+        parallel_tool_calls=False if choice.disable_parallel_tool_use else None,
         reasoning_effort=config.effort,
         add_generation_prompt=not begun,
         continue_final_message=begun,
@@ -146,14 +146,16 @@ def conversation(body: CountBody) -> Conversation:
 
 def sampling(body: MessagesBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters a body asks for; raises InvalidRequestError naming the field."""
+    form = None if body.output_config is None else body.output_config.format
     given = {
         "max_tokens": body.max_tokens,
         "temperature": body.temperature,
         "top_k": body.top_k,
         "top_p": body.top_p,
         "stop": body.stop_sequences,
+        "structured_outputs": response_form(form, FORMAT["structured_outputs"]) or None,
     }
-    return named_sampling(given, defaults, {"stop": "stop_sequences"})
+    return named_sampling(given, defaults, {"stop": "stop_sequences", **FORMAT})
 
 
 def _messages(turn: Turn) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from octavo.frontend.beams import MAX_WIDTH, BeamSearchOutput, BeamSearchParams
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Prompt
-from octavo.frontend.server.routes.openai_schema import CommonFields
+from octavo.frontend.server.routes.openai_schema import CommonFields, wanted_form
 from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.sampling import SamplingParams
 
@@ -27,6 +27,7 @@ _IGNORED: Mapping[str, Callable[[CommonFields], Any]] = {
     "logit_bias": lambda body: body.logit_bias,
     "allowed_token_ids": lambda body: body.allowed_token_ids,
     "bad_words": lambda body: body.bad_words,
+    "structured_outputs": lambda body: wanted_form(body),
     "min_tokens": lambda body: body.min_tokens,
     "truncate_prompt_tokens": lambda body: body.truncate_prompt_tokens,
     "cache_salt": lambda body: body.cache_salt,

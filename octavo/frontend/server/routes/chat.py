@@ -27,6 +27,7 @@ from octavo.frontend.server.routes.openai_schema import (
     UsageWishes,
     check_common,
     check_logprobs,
+    form_names,
     refuse_unsupported,
     sampling_params,
     unsupported,
@@ -235,7 +236,7 @@ def _params(body: ChatBody, context: ServerContext) -> SamplingParams:
 
 def _renamed(error: InvalidRequestError, body: ChatBody) -> InvalidRequestError:
     """Call a field by the name that the client used."""
-    names = {"prompt": "messages", "logprobs": "top_logprobs"}
+    names = {"prompt": "messages", "logprobs": "top_logprobs", **form_names(body)}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return renamed(error, names)
@@ -250,7 +251,7 @@ def _conversation(body: ChatBody) -> Conversation:
         tools=template_tools(body.tools),
         tool_choice="required" if isinstance(choice, NamedTool) else choice or "auto",
         tool_name=named,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
+        parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning_effort,
         include_reasoning=body.include_reasoning is not False,
         add_generation_prompt=not body.continue_final_message

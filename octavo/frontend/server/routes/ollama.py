@@ -27,6 +27,7 @@ from octavo.protocol.sampling import SamplingParams
 
 # Ours -> Ollama's, where they differ.
 _OPTIONS = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+_FORMAT = {"structured_outputs": "format"}
 _DETAILS = {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
 
 
@@ -144,7 +145,9 @@ async def _answer(
         else:
             turn = await begin_turn(request, context, conversation, params, request_id=named.id)
     except InvalidRequestError as error:
-        raise renamed(error, {"messages": "prompt"} if tools is None else {"prompt": "messages"}) from error
+        raise renamed(
+            error, {"messages": "prompt", **_FORMAT} if tools is None else {"prompt": "messages", **_FORMAT}
+        ) from error
     encoder = _LineEncoder(turn, model, chat=tools is not None)
     return await answer(request, turn, encoder, stream=body.stream, headers=named.headers)
 
@@ -155,12 +158,12 @@ def _served_name(context: ServerContext, asked: str) -> str:
 
 
 def _params(body: _Body, context: ServerContext) -> SamplingParams:
-    if body.format:
-        raise unsupported("format")
     given = msgspec.structs.asdict(body.options)
+    if body.format:
+        given["structured_outputs"] = {"json_object": True} if body.format == "json" else {"json": body.format}
     if (body.options.max_tokens or 0) < 0:
         given["max_tokens"] = None  # As much as there is room for.
-    return named_sampling(given, context.service.sampling, _OPTIONS)
+    return named_sampling(given, context.service.sampling, {**_OPTIONS, **_FORMAT})
 
 
 def _time(seconds: float) -> str:

@@ -37,12 +37,6 @@ class UsageWishes:
     always: bool
 
 
-class ResponseFormat(msgspec.Struct, kw_only=True):
-    """The form of the answer; only text so far."""
-
-    type: str
-
-
 class TextPart(msgspec.Struct, kw_only=True):
     """One part of a message's content."""
 
@@ -51,7 +45,7 @@ class TextPart(msgspec.Struct, kw_only=True):
 
 
 class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a tool is called, does and takes. strict: arguments follow the schema; promised once grammars are supported."""
+    """What a tool is called, does and takes. strict: a schema that no grammar can say is refused."""
 
     name: str
     description: str | None = None
@@ -133,7 +127,9 @@ class CommonFields(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
 
 
 class CompletionBody(CommonFields, kw_only=True):
@@ -180,21 +176,20 @@ _REFUSED: Mapping[str, Callable[[Any], bool]] = {
     "best_of": _is(1),
     "function_call": _is("none", "auto"),
     "functions": _empty,
-    "guided_choice": _never,
-    "guided_grammar": _never,
-    "guided_json": _never,
-    "guided_regex": _never,
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _never),
     "kv_transfer_params": _empty,
     "logits_processors": _empty,
     "mm_processor_kwargs": _empty,
     "modalities": _is([], ["text"]),
     "prompt_embeds": _never,
-    "structured_outputs": _empty,
     "suffix": _empty,
-    "thinking_token_budget": _never,
     "web_search_options": _never,
 }
-_INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
+_INSTEAD = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), "structured_outputs"),
+}
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -221,8 +216,6 @@ def unsupported(field: str, what: str = "") -> UnsupportedError:
 
 def check_common(body: CommonFields, num_prompts: int) -> None:
     """Check what neither the types nor SamplingParams do; raises InvalidRequestError naming the field."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format", f"response_format {body.response_format.type!r}")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options is only allowed with stream: true", field="stream_options")
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= _MAX_SALT:
@@ -255,7 +248,39 @@ def sampling_params(body: CommonFields, defaults: Mapping[str, Any], **overrides
     if body.vllm_xargs:
         check_numbers(body.vllm_xargs, "vllm_xargs")
         given["extra_args"] = body.vllm_xargs
+    given["structured_outputs"] = wanted_form(body)
     return SamplingParams(**{**defaults, **given, **overrides})
+
+
+def wanted_form(body: CommonFields) -> dict[str, Any] | None:
+    """Return what the answer's form must be; raises InvalidRequestError naming the field."""
+    wish = response_form(body.response_format, "response_format")
+    if wish and body.structured_outputs:
+        raise InvalidRequestError("response_format and structured_outputs do not go together", field="response_format")
+    return wish or body.structured_outputs
+
+
+def form_names(body: CommonFields) -> dict[str, str]:
+    """Return what the client calls `structured_outputs`, for errors."""
+    return {} if body.structured_outputs else {"structured_outputs": "response_format"}
+
+
+def response_form(given: Mapping[str, Any] | None, field: str) -> dict[str, Any]:
+    """Return what `StructuredOutputsParams` are asked for by a response format; nothing for text."""
+    match given:
+        case None | {"type": "text"}:
+            return {}
+        case {"type": "json_object"}:
+            return {"json_object": True}
+        case {"type": "json_schema", "json_schema": {"schema": schema}} | {"type": "json_schema", "schema": schema}:
+            return {"json": schema}
+        case {"type": "json_schema"}:
+            raise InvalidRequestError(f"{field}.json_schema.schema is required", field=f"{field}.json_schema.schema")
+        case {"type": "structural_tag"}:
+            return {"structural_tag": given}
+        case _:
+            kinds = "text, json_object, json_schema or structural_tag"
+            raise InvalidRequestError(f"{field}.type must be {kinds}", field=f"{field}.type")
 
 
 def named_sampling(given: Mapping[str, Any], defaults: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
@@ -269,4 +294,6 @@ def named_sampling(given: Mapping[str, Any], defaults: Mapping[str, Any], names:
 
 
 # What both name alike.
-_SAMPLING = {one.name for one in dataclasses.fields(SamplingParams)} & set(CommonFields.__struct_fields__)
+_SAMPLING = {one.name for one in dataclasses.fields(SamplingParams)} & set(CommonFields.__struct_fields__) - {
+    "structured_outputs"
+}

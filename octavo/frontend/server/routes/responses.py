@@ -32,7 +32,12 @@ from octavo.frontend.server.turns import Turn, begin_turn
 from octavo.protocol.sampling import SamplingParams
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
-_NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens"}
+_NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "structured_outputs": "text.format",
+}
 
 
 async def create_response(request: Request) -> Response:
@@ -138,7 +143,7 @@ def _head(body: ResponsesBody, id: str, model: str, params: SamplingParams) -> d
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": params.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
         "tools": msgspec.to_builtins(body.tools or []),
         "top_logprobs": 0,

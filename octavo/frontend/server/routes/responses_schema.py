@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.base.errors import InvalidRequestError
-from octavo.frontend.server.routes.openai_schema import named_sampling, unsupported
+from octavo.frontend.server.routes.openai_schema import named_sampling, response_form, unsupported
 from octavo.frontend.server.turns import Conversation
 from octavo.protocol.sampling import SamplingParams
 
@@ -103,8 +103,6 @@ def check(body: ResponsesBody, *, alone: bool) -> None:
         raise unsupported("truncation", "truncation 'auto'")
     if "message.output_text.logprobs" in (body.include or ()):
         raise unsupported("include", "include of message.output_text.logprobs")
-    if (body.text or {}).get("format") not in (None, {"type": "text"}):
-        raise unsupported("text.format", "text.format of any type but 'text'")
 
 
 def conversation(body: ResponsesBody, messages: Messages) -> Conversation:
@@ -116,15 +114,17 @@ def conversation(body: ResponsesBody, messages: Messages) -> Conversation:
         tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())],
         tool_choice="required" if isinstance(body.tool_choice, ToolName) else body.tool_choice or "auto",
         tool_name=None if named is None else named.name,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
+        parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=(body.reasoning or {}).get("effort"),
     )
 
 
 def sampling(body: ResponsesBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters a body asks for; raises InvalidRequestError naming the field."""
+    form = response_form((body.text or {}).get("format"), "text.format") or None
     given = {"max_tokens": body.max_output_tokens, "temperature": body.temperature, "top_p": body.top_p}
-    return named_sampling(given, defaults, {"max_tokens": "max_output_tokens"})
+    names = {"max_tokens": "max_output_tokens", "structured_outputs": "text.format"}
+    return named_sampling({**given, "structured_outputs": form}, defaults, names)
 
 
 def add_items(messages: Messages, items: str | Sequence[Item]) -> Messages:

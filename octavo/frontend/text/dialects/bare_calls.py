@@ -19,10 +19,6 @@ class BareCalls(Calls, frozen=True, kw_only=True, tag="bare"):
     before: str
     quote: str
 
-    def opening(self, name: str) -> str:
-        """Return how a call begins."""
-        return self.start + self.before + name
-
     def read(self, reader: Reader, schemas: Schemas, *, marked: bool) -> Steps[bool]:
         """Read one call."""
         yield from reader.accept(*self.begin)

@@ -42,8 +42,7 @@ class Calls(Side, frozen=True, kw_only=True, tag_field="form"):
     """Calls begin with a marker of `begin` anywhere in the answer, where the forms read on.
 
     A form has `read`, which reads calls from the first one's marker on (`Reader.mark` keeps it) and returns False if what comes
-    is no call: from the name on it is one, and not `marked` it must be of a tool that there is. `opening` is how a call of a
-    tool begins, up to its arguments; without a name, up to that.
+    is no call: from the name on it is one, and not `marked` it must be of a tool that there is.
 
     bare: characters that begin calls without any marker, at the beginning of the answer only. ids: "call_…" as OpenAI's, nine
     letters and digits as Mistral's templates demand, or the ones that the model writes itself.

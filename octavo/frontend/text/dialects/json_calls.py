@@ -23,11 +23,6 @@ class JsonCalls(Calls, frozen=True, kw_only=True, tag="json"):
     lead: str = ""
     listed: bool = False
 
-    def opening(self, name: str) -> str:
-        """Return how a call begins."""
-        start = self.start + self.lead + ("[" if self.listed else "") + '{"name": "'
-        return f'{start}{name}", "{self.arguments}": ' if name else start
-
     def read(self, reader: Reader, schemas: Schemas, *, marked: bool) -> Steps[bool]:
         """Read objects as long as there are; brackets that models write too much of are passed over."""
         yield from reader.accept(*self.begin)
@@ -46,11 +41,6 @@ class NamedCalls(Calls, frozen=True, kw_only=True, tag="named"):
     id_begin: str = ""
     between: str = ""
     behind: str = ""
-
-    def opening(self, name: str) -> str:
-        """Return how a call begins."""
-        number = ":0" if self.prefix else ""
-        return self.begin[0] + self.before + self.prefix + (name + number + self.between if name else "")
 
     def read(self, reader: Reader, schemas: Schemas, *, marked: bool) -> Steps[bool]:
         """Read one call."""

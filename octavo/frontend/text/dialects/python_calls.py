@@ -19,10 +19,6 @@ _WORDS: Final = {"true": True, "false": False, "null": None}
 class PythonCalls(Calls, frozen=True, kw_only=True, tag="python"):
     """In a list, or on lines of their own."""
 
-    def opening(self, name: str) -> str:
-        """Return how a call begins."""
-        return self.start + "[" + (f"{name}(" if name else "")
-
     def read(self, reader: Reader, schemas: Schemas, *, marked: bool) -> Steps[bool]:
         """Read calls as long as there are."""
         num_before = reader.num_calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,12 @@ from msgspec.structs import replace
 
 from octavo.frontend.text.dialects.families import Dialect, find_dialect
 from octavo.frontend.text.dialects.family import Schemas
+from octavo.frontend.text.dialects.grammar import TurnForm, TurnGrammar
 from octavo.frontend.text.dialects.parser import TurnParser
 from octavo.frontend.text.tokenizer import Tokenizer
 
 _LETTERS = string.ascii_letters + string.digits
 _THINKING = "<|channel|>analysis<|message|>"
-_CALLING = "<|channel|>commentary to=functions."
 # Tokens at the end of a prompt among which its last marker stands.
 _TAIL = 24
 
@@ -75,22 +76,12 @@ class Speech:
             return True
         return side is not None and side.inside and not text.endswith(side.end)
 
-    def opening(self, prompt: Sequence[int], name: str) -> list[int]:
-        """Return the tokens with which an answer begins that is a call: of this tool, or of any without a name."""
-        dialect = self._dialects[True]
-        text = _CALLING + (f"{name} <|constrain|>json<|message|>" if name else "")
-        if dialect.calls is not None and not dialect.harmony:
-            text = dialect.calls.opening(name)
-        if self.thinking(prompt):
-            text = (f"{dialect.reasoning.end[0]}\n\n" if dialect.reasoning else "<|end|><|start|>assistant") + text
+    def grammar(self, turn: TurnForm, prompt: Sequence[int], continued: str | None) -> str | None:
+        """Return the grammar of an answer, None for any. continued: what it goes on with."""
+        thinking = self.thinking(prompt) if continued is None else bool(self._within(continued))
         assert self._tokenizer is not None, "a chat was rendered"
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    @property
-    def call_end(self) -> str | None:
-        """The marker behind a call, None if there is none."""
-        calls = self._dialects[True].calls
-        return next(iter(calls.end), None) if calls is not None else None
+        dialect = self._dialects[bool(turn.tools)]
+        return TurnGrammar(dialect, self._tokenizer.markers).write(dataclasses.replace(turn, thinking=thinking))
 
     def _within(self, text: str) -> bool | None:
         """Return whether an unfinished answer is within thoughts, by its last marker."""

@@ -29,11 +29,6 @@ class TaggedCalls(Calls, frozen=True, kw_only=True, tag="tagged"):
     value: tuple[str, str]
     padded: bool = False
 
-    def opening(self, name: str) -> str:
-        """Return how a call begins."""
-        start = self.begin[0] + ("\n" + self.function[0] if self.function[0] else "")
-        return start + name + (self.function[1] or "\n") if name else start
-
     def read(self, reader: Reader, schemas: Schemas, *, marked: bool) -> Steps[bool]:
         """Read all calls behind one marker."""
         begin, end = self.function

@@ -1,0 +1,90 @@
+"""JSON schemas as a grammar takes them: closed where they leave open what an answer would only ramble about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.base.errors import InvalidRequestError
+
+# A schema is about to be walked through and compiled: none that anybody wrote by hand comes near.
+MAX_CHARACTERS = 2**18
+_MAX_DEPTH = 64
+# Where an object next to one of these is closed, what these say of other properties could not be fulfilled.
+_OPEN = (
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "$ref",
+)
+# Words that may put two schemas on top of each other, wherever they stand: nothing is closed then.
+_JOINING = ("allOf", "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "dependentSchemas", "dependencies", "if")
+_MANY = ("properties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "prefixItems", "items")
+
+
+def schema_of(given: Any, field: str) -> Any:
+    """Return a schema from its text or as it is; raises InvalidRequestError naming the field for what is too large or none."""
+    try:
+        text = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
+        schema = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequestError(f"{field} is no JSON schema: {error}", field=field) from error
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequestError(f"{field} has {len(text)} characters, and may have {MAX_CHARACTERS}", field=field)
+    if not isinstance(schema, (Mapping, bool)):
+        raise InvalidRequestError(f"{field} must be a JSON schema, which is an object", field=field)
+    return schema
+
+
+def json_expression(
+    schema: Any, field: str, *, whitespace: str | None = None, lenient: bool = False, top: str | None = None
+) -> str:
+    """Return Lark's expression of JSON that a schema describes, on one line.
+
+    whitespace: a regular expression of what may stand between its parts. lenient: keywords that grammars do not know are passed
+    over. top: the type that it must have in any case.
+    """
+    schema = schema_of(schema, field)
+    if schema is False:
+        raise InvalidRequestError(f"{field} allows no value", field=field)
+    schema = {} if schema is True else schema
+    if top is not None and "type" not in schema and not any(word in schema for word in _OPEN):
+        schema = {"type": top, **schema}
+    closed, text = _closed(schema, field, 0), json.dumps(schema)
+    schema = schema if any(f'"{word}"' in text for word in _JOINING) else closed
+    guidance: dict[str, Any] = {"lenient": lenient, "whitespace_flexible": False}
+    if whitespace is None:
+        guidance |= {"item_separator": ", ", "key_separator": ": "}
+    else:
+        guidance |= {"whitespace_flexible": True, "whitespace_pattern": whitespace}
+    return "%json " + json.dumps({**schema, "x-guidance": guidance})
+
+
+def _closed(schema: Any, field: str, depth: int) -> Any:
+    """Return the schema with `additionalProperties: false` for objects that name properties and do not say anything of others."""
+    if not isinstance(schema, Mapping):
+        return schema
+    if depth > _MAX_DEPTH:
+        raise InvalidRequestError(f"{field} is nested more than {_MAX_DEPTH} levels deep", field=field)
+    found: dict[str, Any] = dict(schema)
+    properties, required = found.get("properties"), found.get("required") or ()
+    for word in _MANY:
+        if isinstance(found.get(word), Mapping):
+            found[word] = {name: _closed(one, field, depth + 1) for name, one in found[word].items()}
+    for word in _LISTS:
+        # Alternatives beside properties describe the same object.
+        if isinstance(found.get(word), list) and not (word.endswith("Of") and properties):
+            found[word] = [_closed(one, field, depth + 1) for one in found[word]]
+        elif isinstance(found.get(word), Mapping):
+            found[word] = _closed(found[word], field, depth + 1)
+    names = isinstance(properties, Mapping) and set(map(str, required)) <= set(properties)
+    if names and properties and not any(word in found for word in _OPEN) and not found.get("minProperties"):
+        found["additionalProperties"] = False
+    return found
