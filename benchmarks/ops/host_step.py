@@ -24,7 +24,7 @@ from octavo.protocol.kept import KeptLayer, KeptTokens, Plane
 from octavo.protocol.output import EngineMessage
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
-from octavo.protocol.step import StepPlan, StepResult
+from octavo.protocol.step import Masks, StepPlan, StepResult
 
 CEILINGS_MS = {64: 0.2, 1024: 1.0}
 NUM_PROMPT, NUM_STEPS, MAX_LEN = 100, 400, 4096
@@ -48,6 +48,9 @@ class InstantExecutor:
         num_rows = int(plan.samples.sum())
         ids = np.full(num_rows, 7, np.int32)
         self.results.append(StepResult(plan=plan.id, offsets=np.arange(num_rows + 1, dtype=np.int32), ids=ids))
+
+    def mask(self, masks: Masks) -> None:
+        """Do nothing."""
 
     def collect(self, timeout: float | None = None) -> StepResult | None:
         """Return the oldest answer."""
