@@ -19,7 +19,7 @@ from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.protocol.arrays import Int32Array, int32
 from octavo.protocol.control import Ack
-from octavo.protocol.step import FROM_DEVICE, Admission, RowError, StepPlan, StepResult
+from octavo.protocol.step import FROM_DEVICE, Admission, Masks, RowError, StepPlan, StepResult
 
 VOCABULARY = 40
 
@@ -156,6 +156,9 @@ class FakeExecutor:
             acks=acks,
         )
         self.in_flight.append((result, touched))
+
+    def mask(self, masks: Masks) -> None:
+        raise AssertionError("no request here has a grammar")
 
     def collect(self, timeout: float | None = None) -> StepResult | None:
         return self.in_flight.popleft()[0]
