@@ -121,8 +121,7 @@ def _multiply(kernel: str, parameters: _Product, x: Tensor, matrix: Matrix, out:
     beside = cut.slices * own * halves * 256 + (0 if adds else cut.size * 2)
     stage = 8 * (_WARPS * cut.pieces * 64 + 64)
     room = (_ADD_SHARED if adds else _NORM_SHARED) - beside
-    stages = min(room // stage, ceil_div(num_outs // 8, groups) * halves * cut.chunks, _MOST_STAGES)
-    assert stages > 0, f"no room for {num_ins} inputs and {num_outs} outputs"
+    stages = max(min(room // stage, ceil_div(num_outs // 8, groups) * halves * cut.chunks, _MOST_STAGES), 1)
     parameters.x, parameters.weight, parameters.bias, parameters.out = map(address, (x, *matrix, out))
     parameters.rows, parameters.num_ins, parameters.num_outs = num_rows, num_ins, num_outs
     parameters.size, parameters.stages = cut.size, stages
