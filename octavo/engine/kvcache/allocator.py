@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from octavo.engine.kvcache.blocks import MEDIUM, BlockPool, CacheEvent
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
 from octavo.engine.kvcache.prefix import block_name, chain_next, chain_root, longest_resume
-from octavo.protocol.arrays import Int32Array, rows32
+from octavo.protocol.arrays import Int32Array, int32, rows32
 from octavo.protocol.step import DEVICE
 
 _UNBOUNDED = 2**31 - 1
@@ -62,6 +64,8 @@ class Allocator:
         self.copies_after: _Quads = []
         self._states = [(g, group) for g, group in enumerate(geometry.groups) if group.is_state]
         self._identity = identity
+        # Root, tokens and chain of the prompt that was hashed last.
+        self._latest: tuple[bytes, Int32Array, list[bytes]] = b"", int32(), []
         # What a decoder keeps depends on the encoder's input too.
         self._reuse = reuse and not geometry.has_encoder
         self._step = math.lcm(*(group.block for group in geometry.groups))
@@ -306,6 +310,13 @@ class Allocator:
 
     def _chain_to(self, holding: Holding, tokens: Int32Array, num_tokens: int) -> None:
         unit, chain = self.geometry.hash_unit, holding.chain
+        if not chain and num_tokens >= unit:
+            # Prompts that come one after the other often begin alike.
+            root, before, known = self._latest
+            same = min(len(before), num_tokens) if root == holding.root else 0
+            differ = np.flatnonzero(before[:same] != tokens[:same])
+            chain.extend(known[: (int(differ[0]) if len(differ) else same) // unit])
+            self._latest = holding.root, tokens, chain
         parent = chain[-1] if chain else holding.root
         ids = tokens[len(chain) * unit : num_tokens // unit * unit].tobytes()
         for at in range(0, len(ids), unit * tokens.itemsize):

@@ -29,12 +29,9 @@ __device__ inline void barrier_wait(uint32_t barrier, int parity) {
                  :: "r"(barrier), "r"(parity) : "memory");
 }
 
-// Some of the block's warps meet, by the name of a barrier; `named_arrive` does not wait for the others.
+// Some of the block's warps meet, by the name of a barrier.
 __device__ inline void named_meet(int name, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(name), "r"(threads) : "memory");
-}
-__device__ inline void named_arrive(int name, int threads) {
-    asm volatile("bar.arrive %0, %1;" :: "r"(name), "r"(threads) : "memory");
 }
 
 __device__ inline void copy_box(uint32_t to, const TensorMap& map, uint32_t barrier, int x, int y, int z) {
@@ -44,10 +41,6 @@ __device__ inline void copy_box(uint32_t to, const TensorMap& map, uint32_t barr
 __device__ inline void copy_box(uint32_t to, const TensorMap& map, uint32_t barrier, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
                  :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-__device__ inline void copy_box(uint32_t to, const TensorMap& map, uint32_t barrier, int x, int y, int z, int w, int v) {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
-                 :: "r"(to), "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v) : "memory");
 }
 __device__ inline void prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
@@ -64,8 +57,8 @@ template <int REGISTERS> __device__ inline void more_registers() {
 
 // Describes a tile in shared memory. columns: bytes from one column of 64 features to the next; read only where features are
 // what is multiplied with registers' rows (the second product).
-__device__ inline uint64_t tile_at(uint32_t address, int columns, int rows = 1024) {
-    const uint64_t swizzle = 1, eight_rows = rows >> 4;
+__device__ inline uint64_t tile_at(uint32_t address, int columns) {
+    const uint64_t swizzle = 1, eight_rows = 1024 >> 4;
     return swizzle << 62 | eight_rows << 32 | static_cast<uint64_t>(columns >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 

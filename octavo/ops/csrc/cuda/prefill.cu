@@ -1,31 +1,15 @@
 // Attention of many queries a row over pages, on Hopper: FlashAttention-3's division of labour (Shah et al. 2024).
 //
-// A block of one producing warp and two warpgroups that multiply takes 128 query rows (queries times the heads that share a key
-// head) of one row of the batch, and all keys that these see, in tiles from the last to the first. The producer copies tiles
-// through the page table, STAGES ahead, one box for each page and 64 features. A warpgroup has 64 of the query rows: it asks for
-// the scores of the next tile and the sums of the last one, and weighs scores while the tensor cores work on the other's.
-// Blocks stay and take one piece of work after the other; which follows from tensors on the device alone.
+// A block takes 128 query rows (queries times the heads that share a key head) of one row of the batch, and all keys that these
+// see, in tiles from the last to the first. Four of its warps copy tiles through the page table, STAGES ahead, one box for each
+// page and 64 features. Two warpgroups have 64 of the query rows each: they ask for the scores of the next tile and the sums of
+// the last one, and weigh scores while the tensor cores work on what the other asked for. Blocks stay and take one piece of
+// work after the other; which, and how much there is, follows from tensors on the device alone.
 #include "hopper.cuh"
 
 constexpr int ROWS = 128, THREADS = 384, WARPS = 8;
-#ifndef LAZY
-#define LAZY 0
-#endif
-#ifndef TURNS
-#define TURNS 1
-#endif
-#ifndef PRODUCERS
-#define PRODUCERS 4
-#endif
-#ifndef KWIDE
-#define KWIDE 0
-#endif
-#ifndef VWIDE
-#define VWIDE 0
-#endif
-#ifndef STAGES128
-#define STAGES128 2
-#endif
+// Warps that copy keys, and as many that copy values: one warp cannot ask for boxes as fast as they come.
+constexpr int PARTS = 2;
 
 // q: box of [queries, group, 64 features]. keys, values: box of [tokens of a page, 64 features]. table: a row's pages. starts:
 // [num_rows + 1]. sinks: T [heads]. out: T [num_tokens, heads, D]. scale: with log2(e); of capped scores 2 log2(e) / softcap
@@ -114,8 +98,7 @@ __device__ inline void weigh(
         const int first = tile * N + lane % 4 * 2, least = p.window ? p.window : 0x7fffffff;
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) {
-            const int column = KWIDE ? i % (N / 4) / 4 * 16 + i / (N / 4) * 8 : i / 4 * 8;
-            const int back = rows.position[i / 2 % 2] - (first + column + i % 2);
+            const int back = rows.position[i / 2 % 2] - (first + i / 4 * 8 + i % 2);
             scores[i] = back >= 0 && back < least ? scores[i] : -INFINITY;
         }
     }
@@ -127,7 +110,6 @@ __device__ inline void weigh(
         for (int i = 2 * r; i < N / 2; i += 4) largest = fmaxf(largest, fmaxf(scores[i], scores[i + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        if (LAZY && (largest - rows.largest[r]) * scale <= 8.0f) largest = rows.largest[r];
         // A row that has seen nothing yet: minus infinity less itself is no number.
         const float base = largest == -INFINITY ? 0.0f : largest * scale;
         factor[r] = power_of_2(rows.largest[r] * scale - base);
@@ -146,12 +128,12 @@ __device__ inline void weigh(
 // Values of tokens that no query here sees may be anything: zeros instead, by both warpgroups.
 template <int D, int N> __device__ inline void clear_values(uint32_t values, const Work& w, int tile, int thread) {
     for (int piece = thread; piece < N * D / 8; piece += 256) {
-        const int token = tile * N + (VWIDE ? piece / (2 * D) * 16 + piece / 8 % 16 : piece / 8 % N);
+        const int token = tile * N + piece / 8 % N;
         if (token < w.begin || token >= w.end)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(values + piece * 16), "r"(0) : "memory");
     }
     stores_visible();
-    named_meet(3, 256);
+    named_meet(1, 256);
 }
 
 // Lanes of four exchange what they hold of a row of 32 features, two of each 8, so that each has 8 features next to one another.
@@ -195,16 +177,13 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
 
     // Warps of keys and warps of values, each of which copies a part of every tile.
     __device__ void produce(int warp, int lane) const {
-        constexpr int PARTS = PRODUCERS > 1 ? PRODUCERS / 2 : 1;
-        const bool of_keys = PRODUCERS == 1 || warp < PARTS, of_values = PRODUCERS == 1 || !of_keys;
-        const int part = PRODUCERS == 1 ? 0 : warp % PARTS;
-        const bool wide = of_keys ? KWIDE : VWIDE;
-        const int tokens = wide ? 16 : min(p.block, N), columns = wide ? 1 : D / 64, boxes = N / tokens * columns, here = (boxes + PARTS - 1) / PARTS;
+        const bool of_keys = warp < PARTS;
+        const int part = warp % PARTS, tokens = min(p.block, N), columns = D / 64, boxes = N / tokens * columns;
+        const int most = (boxes + PARTS - 1) / PARTS;
         // A lane's box of each tile.
-        const int box = part * here + lane;
-        const bool has = lane < here && box < boxes;
-        const int column = box % columns, within = has ? box / columns * tokens : 0;
-        const int at = wide ? within * D * 2 : column * COLUMN + within * 128;
+        const int box = part * most + lane, column = box % columns, within = lane < most && box < boxes ? box / columns * tokens : 0;
+        const bool has = lane < most && box < boxes;
+        const int at = column * COLUMN + within * 128;
         int stage = 0, parity = 1, q_parity = 1;
         for (int round = 0; item_of(round) < p.num_places * p.num_heads; ++round) {
             const Work w = work_of<N>(p, item_of(round), lane);
@@ -232,55 +211,37 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
                     barrier_wait(keys_empty(stage), parity);
                     if (lane == 0 && part == 0) barrier_expect(keys_full(stage), TILE_BYTES);
                     __syncwarp();
-                    if (has) copy<KWIDE>(keys + stage * TILE_BYTES + at, p.keys, keys_full(stage), column * 64, offset, w.head, from);
-                }
-                if (of_values) {
+                    if (has)
+                        copy_box(keys + stage * TILE_BYTES + at, p.keys, keys_full(stage), column * 64, offset, w.head, from);
+                } else {
                     barrier_wait(values_empty(stage), parity);
                     if (lane == 0 && part == 0) barrier_expect(values_full(stage), TILE_BYTES);
                     __syncwarp();
-                    if (has) copy<VWIDE>(values + stage * TILE_BYTES + at, p.values, values_full(stage), column * 64, offset, w.head, from);
+                    if (has)
+                        copy_box(values + stage * TILE_BYTES + at, p.values, values_full(stage), column * 64, offset, w.head, from);
                 }
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
         }
     }
-    template <bool WIDE>
-    static __device__ inline void copy(uint32_t to, const TensorMap& map, uint32_t barrier, int feature, int offset, int head, int page) {
-        if (WIDE)
-            copy_box(to, map, barrier, 0, offset, 0, head, page);
-        else
-            copy_box(to, map, barrier, feature, offset, head, page);
-    }
 
     __device__ void ask_scores(float (&scores)[N / 2], uint64_t q_tile, int stage) const {
-        if constexpr (KWIDE && N == 128) {
+        const uint64_t tile = tile_at(keys + stage * TILE_BYTES, 16);
 #pragma unroll
-            for (int k = 0; k < D / 16; ++k)
-#pragma unroll
-                for (int g = 0; g < 2; ++g)
-                    Product<T, N / 2>::scores(
-                        scores + g * N / 4, q_tile + (k / 4 * Q_COLUMN + k % 4 * 32) / 16,
-                        tile_at(keys + stage * TILE_BYTES, 16, 16 * D * 2) + (k / 4 * 2048 + k % 4 * 32 + g * 1024) / 16, k > 0
-                    );
-        } else {
-            const uint64_t tile = tile_at(keys + stage * TILE_BYTES, 16);
-#pragma unroll
-            for (int k = 0; k < D / 16; ++k)
-                Product<T, N>::scores(
-                    scores, q_tile + (k / 4 * Q_COLUMN + k % 4 * 32) / 16, tile + (k / 4 * COLUMN + k % 4 * 32) / 16, k > 0
-                );
-        }
+        for (int k = 0; k < D / 16; ++k)
+            Product<T, N>::scores(
+                scores, q_tile + (k / 4 * Q_COLUMN + k % 4 * 32) / 16, tile + (k / 4 * COLUMN + k % 4 * 32) / 16, k > 0
+            );
         products_commit();
     }
 
     __device__ void ask_sums(float (&sums)[D / 2], const uint32_t (&weights)[N / 4], int stage) const {
-        constexpr int STEP = VWIDE ? 16 * D * 2 : 2048, NEXT = VWIDE ? 2048 : COLUMN;
-        const uint64_t tile = tile_at(values + stage * TILE_BYTES, NEXT);
+        const uint64_t tile = tile_at(values + stage * TILE_BYTES, COLUMN);
 #pragma unroll
         for (int k = 0; k < N / 16; ++k)
 #pragma unroll
             for (int part = 0; part < D / WIDTH; ++part)
-                Product<T, WIDTH>::sums(sums + part * WIDTH / 2, weights + 4 * k, tile + (k * STEP + part * 2 * NEXT) / 16);
+                Product<T, WIDTH>::sums(sums + part * WIDTH / 2, weights + 4 * k, tile + (k * 2048 + part * 2 * COLUMN) / 16);
         products_commit();
     }
 
@@ -290,8 +251,6 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
         int stage = 0, parity = 0, q_parity = 0;
         float scores[N / 2], sums[D / 2], factor[2];
         uint32_t weights[N / 4];
-        // The first warpgroup asks first.
-        if (TURNS && half == 1) named_arrive(1, 256);
         for (int round = 0; item_of(round) < p.num_places * p.num_heads; ++round) {
             const Work w = work_of<N>(p, item_of(round), lane);
             if (!w.here) continue;
@@ -322,11 +281,9 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
                     barrier_wait(values_full(stage), parity);
                     if (tile * N < w.begin || tile * N + N > w.end)
                         clear_values<D, N>(values + stage * TILE_BYTES, w, tile, thread);
-                    if (TURNS) named_meet(1 + half, 256);
                     products_begin();
                     ask_scores(scores, q_tile, next);
                     ask_sums(sums, weights, stage);
-                    if (TURNS) named_arrive(2 - half, 256);
                     products_wait<1>();
                     if (lane == 0) barrier_arrive(keys_empty(next));
                     const bool masked = tile - 1 >= w.plain_high || tile - 1 < w.plain_low;
@@ -335,10 +292,8 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
                     barrier_wait(q_full(), q_parity ^ 1);
                     products_wait<0>();
                     if (lane == 0) barrier_arrive(values_empty(stage));
-                    if (!LAZY || __any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
-                        for (int i = 0; i < D / 2; ++i) sums[i] *= factor[i / 2 % 2];
-                    }
+                    for (int i = 0; i < D / 2; ++i) sums[i] *= factor[i / 2 % 2];
                     pack(weights, scores);
                     stage = next;
                     parity = next_parity;
@@ -359,10 +314,7 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
 
     __device__ void pack(uint32_t (&weights)[N / 4], const float (&scores)[N / 2]) const {
 #pragma unroll
-        for (int i = 0; i < N / 4; ++i) {
-            const int from = KWIDE ? i / 4 * 4 + i % 2 * 2 + i / 2 % 2 * N / 4 : 2 * i;
-            weights[i] = Narrow<T>::narrow2(scores[from], scores[from + 1]);
-        }
+        for (int i = 0; i < N / 4; ++i) weights[i] = Narrow<T>::narrow2(scores[2 * i], scores[2 * i + 1]);
     }
 
     __device__ void write(float (&sums)[D / 2], Rows& rows, const Work& w, int row, int lane) const {
@@ -415,7 +367,7 @@ __device__ inline void prefill(const Prefill& p) {
     wait_for_previous();
     if (group == 0) {
         fewer_registers<40>();
-        if (threadIdx.x < PRODUCERS * 32) kernel.produce(threadIdx.x / 32, threadIdx.x % 32);
+        if (threadIdx.x < 2 * PARTS * 32) kernel.produce(threadIdx.x / 32, threadIdx.x % 32);
     } else {
         more_registers<232>();
         kernel.consume(group - 1, threadIdx.x - 128);
@@ -429,7 +381,7 @@ __device__ inline void prefill(const Prefill& p) {
         prefill_##D##_capped_##SUFFIX(const __grid_constant__ Prefill p) { prefill<TYPE, D, N, STAGES, true>(p); }
 #define KERNELS(TYPE, SUFFIX)        \
     KERNEL(TYPE, SUFFIX, 64, 128, 3)  \
-    KERNEL(TYPE, SUFFIX, 128, 128, STAGES128) \
+    KERNEL(TYPE, SUFFIX, 128, 128, 2) \
     KERNEL(TYPE, SUFFIX, 256, 64, 2)
 KERNELS(__nv_bfloat16, bf16)
 KERNELS(__half, f16)
