@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import gc
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -320,7 +321,7 @@ def fit_context(config: EngineConfig, max_model_len: int, geometry: Geometry, nu
         return max_model_len, f"{arithmetic}: {num_pages / needed:.1f} sequences of full length"
     if config.cache.num_pages is not None:
         return max_model_len, f"{arithmetic}, as asked for: longer requests are refused"
-    largest = _largest_context(geometry, num_pages, max_model_len)
+    largest = bisect_right(range(max_model_len), num_pages, key=geometry.pages_of) - 1
     if config.model.max_model_len is None and largest > 1:
         return largest, f"max_model_len lowered to {largest}, the largest that fits: {arithmetic}"
     lower = f"set max_model_len to at most {largest}, or " if largest > 1 else ""
@@ -329,12 +330,3 @@ def fit_context(config: EngineConfig, max_model_len: int, geometry: Geometry, nu
         f"(kv_cache_memory of at least {needed * geometry.page_bytes})",
         field="max_model_len",
     )
-
-
-def _largest_context(geometry: Geometry, num_pages: int, beyond: int) -> int:
-    """Return the largest number of tokens below `beyond` whose pages fit."""
-    low, high = 0, beyond
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if geometry.pages_of(middle) <= num_pages else (low, middle)
-    return low

@@ -17,13 +17,7 @@ def all_reduce(axis: Axis) -> Collective:
     """Return a function that sums a tensor over an axis, in place."""
     if axis.size == 1:
         return _identity
-    group = _group(axis)
-
-    def run(x: Tensor) -> Tensor:
-        group.all_reduce(x)
-        return x
-
-    return run
+    return _in_place(_group(axis).all_reduce)
 
 
 def all_gather(axis: Axis, sizes: Sequence[int]) -> Collective:
@@ -45,36 +39,28 @@ def broadcast(axis: Axis) -> Collective:
     """Return a function that overwrites a tensor with what the axis's first rank has."""
     if axis.size == 1:
         return _identity
-    group = _group(axis)
-
-    def run(x: Tensor) -> Tensor:
-        group.broadcast(x, 0)
-        return x
-
-    return run
+    return _in_place(_group(axis).broadcast, 0)
 
 
 def receive_before(axis: Axis) -> Collective:
     """Return a function that overwrites a tensor with what the rank before has handed on; the first keeps its own."""
     if axis.rank == 0:
         return _identity
-    group = _group(axis)
-
-    def run(x: Tensor) -> Tensor:
-        group.receive(x, axis.rank - 1)
-        return x
-
-    return run
+    return _in_place(_group(axis).receive, axis.rank - 1)
 
 
 def send_on(axis: Axis) -> Collective:
     """Return a function that hands a tensor to the rank behind; it must not change any more. The last keeps its own."""
     if axis.rank == axis.size - 1:
         return _identity
-    group = _group(axis)
+    return _in_place(_group(axis).send, axis.rank + 1)
+
+
+def _in_place(call: Callable[..., None], *other: int) -> Collective:
+    """Return a function that makes the call with a tensor, and the other rank, and returns the tensor."""
 
     def run(x: Tensor) -> Tensor:
-        group.send(x, axis.rank + 1)
+        call(x, *other)
         return x
 
     return run

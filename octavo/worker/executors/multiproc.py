@@ -19,23 +19,7 @@ from octavo.engine.transport.endpoints import make_folder, remove_folder
 from octavo.engine.transport.ranks import RankHub
 from octavo.protocol.control import Ack
 from octavo.protocol.step import Masks, StepPlan, StepResult
-from octavo.worker.executors.orders import (
-    Allocate,
-    Allocated,
-    Answer,
-    Done,
-    Execute,
-    Failed,
-    Found,
-    Load,
-    Loaded,
-    Order,
-    Pulse,
-    RankStart,
-    answer_codec,
-    asks_every_rank,
-    order_codec,
-)
+from octavo.worker.executors import orders
 from octavo.worker.spec import WorkerSpec
 
 # How often the processes themselves are looked at while an answer is awaited.
@@ -58,8 +42,8 @@ class MultiprocExecutor:
         self._timeout = timeout
         self._folder = make_folder()
         self._hub = RankHub(self._folder, num_ranks)
-        self._beats = Pulse(self._folder, num_ranks).beats
-        self._orders, self._answers = order_codec(), answer_codec()
+        self._beats = orders.Pulse(self._folder, num_ranks).beats
+        self._orders, self._answers = orders.order_codec(), orders.answer_codec()
         self._in_flight: deque[StepPlan] = deque()
         self._results: dict[int, dict[int, StepResult]] = {}
         self._known: list[StepResult] = []
@@ -70,7 +54,9 @@ class MultiprocExecutor:
         self._ranks = [
             Child(
                 "octavo.worker.executors.rank",
-                msgspec.msgpack.encode(RankStart(device=device, rank=rank, num_ranks=num_ranks, folder=self._folder)),
+                msgspec.msgpack.encode(
+                    orders.RankStart(device=device, rank=rank, num_ranks=num_ranks, folder=self._folder)
+                ),
                 f"the process of rank {rank}",
             )
             for rank in range(num_ranks)
@@ -84,12 +70,12 @@ class MultiprocExecutor:
     def survey(self) -> DeviceFacts:
         """Wait until every rank has found its device; return what the first one's is. Raises what finding raises."""
         found = [self._receive(None) for _ in self._ranks]
-        return next(answer.facts for answer in found if isinstance(answer, Found) and answer.rank == 0)
+        return next(answer.facts for answer in found if isinstance(answer, orders.Found) and answer.rank == 0)
 
     def start(self, spec: WorkerSpec) -> None:
         """Let every rank load its part; they have found their devices."""
         self._spec = spec
-        self._send(Load(spec=spec))
+        self._send(orders.Load(spec=spec))
 
     def load(self) -> WorkerReport:
         """Wait until every rank has loaded its part; raises what loading raises."""
@@ -97,17 +83,17 @@ class MultiprocExecutor:
         reports: dict[int, WorkerReport] = {}
         while len(reports) < self._spec.num_ranks:
             answer = self._receive(None)
-            assert isinstance(answer, Loaded)
+            assert isinstance(answer, orders.Loaded)
             reports[answer.rank] = answer.report
         return merge_reports([reports[rank] for rank in range(self._spec.num_ranks)])
 
     def allocate(self, geometry: Geometry, num_pages: int) -> None:
         """Make the page pool and the slots on every rank."""
         self._check_open()
-        self._send(Allocate(geometry=geometry, num_pages=num_pages))
+        self._send(orders.Allocate(geometry=geometry, num_pages=num_pages))
         for _ in self._ranks:
             answer = self._receive(None)
-            assert isinstance(answer, Allocated)
+            assert isinstance(answer, orders.Allocated)
         self._serving = True
 
     def submit(self, plan: StepPlan) -> None:
@@ -116,7 +102,7 @@ class MultiprocExecutor:
         if not self._in_flight:
             self._heard = time.monotonic()
         self._in_flight.append(plan)
-        self._send(Execute(plan=plan, known=tuple(self._known)))
+        self._send(orders.Execute(plan=plan, known=tuple(self._known)))
         self._known.clear()
 
     def mask(self, masks: Masks) -> None:
@@ -129,13 +115,13 @@ class MultiprocExecutor:
         self._check_open()
         assert self._in_flight, "no plan is in flight"
         plan = self._in_flight[0]
-        expected = self._spec.num_ranks if asks_every_rank(plan) else 1
+        expected = self._spec.num_ranks if orders.asks_every_rank(plan) else 1
         until = None if timeout is None else time.monotonic() + timeout
         while len(self._results.get(plan.id, ())) < expected:
             answer = self._receive(until)
             if answer is None:
                 return None
-            assert isinstance(answer, Done)
+            assert isinstance(answer, orders.Done)
             self._results.setdefault(answer.result.plan, {})[answer.rank] = answer.result
         self._in_flight.popleft()
         result = merge_results(self._results.pop(plan.id), self._spec)
@@ -169,10 +155,10 @@ class MultiprocExecutor:
         if self._closed:
             raise EngineDeadError("the workers are shut down")
 
-    def _send(self, order: Order) -> None:
+    def _send(self, order: orders.Order) -> None:
         self._hub.send(self._orders.encode(order))
 
-    def _receive(self, until: float | None) -> Answer | None:
+    def _receive(self, until: float | None) -> orders.Answer | None:
         """Return the next answer, None at the time `until`. Raises what a rank says when it fails, or how it ended."""
         while True:
             now = time.monotonic()
@@ -185,7 +171,7 @@ class MultiprocExecutor:
                     self._die(ending)
             if data is not None:
                 answer = self._answers.decode(data)
-                if isinstance(answer, Failed):
+                if isinstance(answer, orders.Failed):
                     self._blame(answer)
                 self._heard = now
                 return answer
@@ -198,14 +184,14 @@ class MultiprocExecutor:
         """Return how the first process ended that did, in words."""
         return next((ending for child in self._ranks if (ending := child.ending()) is not None), None)
 
-    def _blame(self, failed: Failed) -> NoReturn:
+    def _blame(self, failed: orders.Failed) -> NoReturn:
         """End with the error of the rank that failed first; one that only lost another waits for that one's words or end."""
         until = time.monotonic() + _BLAME_SECONDS
         while failed.lost and time.monotonic() < until:
             data = self._hub.receive(_LOOK_SECONDS)
             if data is not None:
                 answer = self._answers.decode(data)
-                failed = answer if isinstance(answer, Failed) and not answer.lost else failed
+                failed = answer if isinstance(answer, orders.Failed) and not answer.lost else failed
                 continue
             killed = [ending for child in self._ranks if "killed" in (ending := child.ending() or "")]
             if killed:

@@ -21,23 +21,7 @@ from octavo.engine.transport.ranks import RankLine
 from octavo.nn.parallel.gloo import PeerLostError, connect
 from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.step import Masks, StepPlan
-from octavo.worker.executors.orders import (
-    Allocate,
-    Allocated,
-    Answer,
-    Done,
-    Execute,
-    Failed,
-    Found,
-    Load,
-    Loaded,
-    Order,
-    Pulse,
-    RankStart,
-    answer_codec,
-    asks_every_rank,
-    order_codec,
-)
+from octavo.worker.executors import orders
 from octavo.worker.results import Pending
 from octavo.worker.runner import ModelRunner
 from octavo.worker.threads import take_threads
@@ -48,7 +32,7 @@ PULSE_SECONDS = 0.5
 class _Watch(threading.Thread):
     """Gives signs of life, and ends the process at once when the parent is gone: nothing in it is worth finishing."""
 
-    def __init__(self, parent: Parent, start: RankStart) -> None:
+    def __init__(self, parent: Parent, start: orders.RankStart) -> None:
         super().__init__(name="watch", daemon=True)
         self.mesh, self.in_flight = Mesh(), deque[tuple[StepPlan, Pending]]()
         self._parent = parent
@@ -57,7 +41,7 @@ class _Watch(threading.Thread):
     def run(self) -> None:
         """Beat until the parent is gone."""
         start = self._start
-        beats = Pulse(start.folder, start.num_ranks).beats
+        beats = orders.Pulse(start.folder, start.num_ranks).beats
         beats[start.rank] = time.monotonic(), False
         while not self._parent.gone_within(PULSE_SECONDS):
             beats[start.rank] = time.monotonic(), self.mesh.waits or len(self.in_flight) > 0
@@ -65,13 +49,13 @@ class _Watch(threading.Thread):
         os._exit(0)
 
 
-def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
+def _serve(start: orders.RankStart, line: RankLine, watch: _Watch) -> None:
     """Load, then follow orders; ends only by an error."""
-    rank, orders, answers, in_flight = start.rank, order_codec(), answer_codec(), watch.in_flight
+    rank, asked, told, in_flight = start.rank, orders.order_codec(), orders.answer_codec(), watch.in_flight
     device = detect(start.device, rank)
-    line.send(answers.encode(Found(rank=rank, facts=device.facts)))
-    load = orders.decode(line.receive())
-    assert isinstance(load, Load)
+    line.send(told.encode(orders.Found(rank=rank, facts=device.facts)))
+    load = asked.decode(line.receive())
+    assert isinstance(load, orders.Load)
     spec = load.spec
     take_threads(spec)
     meet = functools.partial(
@@ -86,23 +70,23 @@ def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
     runner = ModelRunner(spec, device=device, meet=meet)
     watch.mesh = runner.mesh
     report = runner.load()
-    line.send(answers.encode(Loaded(rank=rank, report=report)))
-    later = deque[Order]()
+    line.send(told.encode(orders.Loaded(rank=rank, report=report)))
+    later = deque[orders.Order]()
     while True:
         # What waits for its masks has no result, and nothing is launched before they have come.
         while len(in_flight) > runner.waits and not (later or line.waiting()):
             plan, pending = in_flight[0]
             if pending.ready_within(0):
                 result = pending.result()
-                if runner.mesh.samples or asks_every_rank(plan):
-                    line.send(answers.encode(Done(rank=rank, result=result)))
+                if runner.mesh.samples or orders.asks_every_rank(plan):
+                    line.send(told.encode(orders.Done(rank=rank, result=result)))
                 in_flight.popleft()
-        order = later.popleft() if later and not runner.waits else orders.decode(line.receive())
+        order = later.popleft() if later and not runner.waits else asked.decode(line.receive())
         match order:
-            case Allocate():
+            case orders.Allocate():
                 runner.allocate(report.part(order.geometry), order.num_pages)
-                line.send(answers.encode(Allocated(rank=rank)))
-            case Execute():
+                line.send(told.encode(orders.Allocated(rank=rank)))
+            case orders.Execute():
                 for result in order.known:
                     runner.learn(result)
                 if runner.waits:
@@ -111,7 +95,7 @@ def _serve(start: RankStart, line: RankLine, watch: _Watch) -> None:
                     in_flight.append((order.plan, runner.launch(order.plan)))
             case Masks() if runner.waits:
                 runner.mask(order)
-            case Masks() | Load():
+            case Masks() | orders.Load():
                 assert isinstance(order, Masks), "a rank loads once"  # Another rank samples.
 
 
@@ -119,27 +103,22 @@ def main() -> int:
     """Run a rank for the parent process; returns the exit status."""
     parent = Parent()
     try:
-        start = msgspec.msgpack.decode(parent.read_start(), type=RankStart)
+        start = msgspec.msgpack.decode(parent.read_start(), type=orders.RankStart)
     except EOFError:
         return 0
     watch, line = _Watch(parent, start), RankLine(start.folder, start.rank)
     watch.start()
-    failure: Answer
     try:
         _serve(start, line, watch)
-    except PeerLostError as error:
-        failure = Failed(rank=start.rank, kind="PeerLostError", message=str(error), lost=True)
-    except OctavoError as error:
-        failure = Failed(rank=start.rank, kind=type(error).__name__, message=str(error))
     except Exception as error:
-        line.send(answer_codec().encode(Failed(rank=start.rank, kind=type(error).__name__, message=str(error))))
+        lost = isinstance(error, PeerLostError)
+        failed = orders.Failed(rank=start.rank, kind=type(error).__name__, message=str(error), lost=lost)
+        line.send(orders.answer_codec().encode(failed))
         line.close()
+        if lost or isinstance(error, OctavoError):
+            return 1
         raise
-    else:
-        return 0
-    line.send(answer_codec().encode(failure))
-    line.close()
-    return 1
+    return 0
 
 
 if __name__ == "__main__":
