@@ -126,12 +126,6 @@ class Generation:
         for tally in self._tallies:
             tally.close()
 
-    async def __aenter__(self) -> Generation:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
 
 async def start(
     context: ServerContext,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -43,14 +43,6 @@ class ChunkFrame:
         return self._head + b'],"usage":' + encode_json(usage) + b"}\n\n"
 
 
-class Closable(Protocol):
-    """What a stream lets go of at its end."""
-
-    async def aclose(self) -> None:
-        """Abort what still runs."""
-        ...
-
-
 def error_event(error: OctavoError) -> bytes:
     """Return an error in mid-stream as an event in OpenAI's shape."""
     return b"data: " + encode_json(error_object(error)) + b"\n\n"
@@ -64,14 +56,14 @@ def named_event(event: Mapping[str, Any]) -> bytes:
 class EventStream(Response):
     """Sends events as they come, and ends well: an error becomes an error event, and `done` is always last.
 
-    `source` is closed at the end, also when the client leaves before it. frame: how one of the events goes over the wire,
-    empty if it does not. fail: the event of an error.
+    close: aborts what still runs; called at the end, also when the client leaves before it. frame: how one of the events goes
+    over the wire, empty if it does not. fail: the event of an error.
     """
 
     def __init__(
         self,
         events: AsyncIterator[Any],
-        source: Closable,
+        close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str],
         *,
         frame: Callable[[Any], bytes] = bytes,
@@ -80,7 +72,7 @@ class EventStream(Response):
         media_type: str = "text/event-stream",
     ) -> None:
         self._events = events
-        self._source = source
+        self._close = close
         self._frame = frame
         self._fail = fail
         self._done = done
@@ -98,7 +90,7 @@ class EventStream(Response):
         except (ClientGoneError, OSError):
             _logger.debug("client left during a stream")
         finally:
-            await self._source.aclose()
+            await self._close()
 
     async def _send_all(self, begin: Send, send: Send, interval: float) -> None:
         await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

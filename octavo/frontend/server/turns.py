@@ -151,12 +151,6 @@ class Turn:
         """Abort what still runs and settle the books; idempotent."""
         await self.generation.aclose()
 
-    async def __aenter__(self) -> Turn:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
 
 async def render_turn(request: Request, context: ServerContext, conversation: Conversation) -> list[int]:
     """Return the token ids of a conversation; raises InvalidRequestError naming the field, or ClientGoneError."""

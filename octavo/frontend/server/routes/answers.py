@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +73,7 @@ async def collect(request: Request, generation: Generation, num_choices: int) ->
                 if output.finish_reason is not None:
                     choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
 
-    async with generation:
+    async with aclosing(generation):
         await until_disconnect(request.receive, gather())
     return choices
 

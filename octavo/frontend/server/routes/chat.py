@@ -15,24 +15,11 @@ from octavo.base.errors import InvalidRequestError, OctavoError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.errors import error_object, renamed
+from octavo.frontend.server.routes import openai_schema as schema
 from octavo.frontend.server.routes.answers import json_response, label, token_bytes_of
 from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.encoders import Events, answer
 from octavo.frontend.server.routes.logprobs import chat_entries, prompt_entries
-from octavo.frontend.server.routes.openai_schema import (
-    ChatBody,
-    Message,
-    NamedTool,
-    Tool,
-    UsageWishes,
-    check_common,
-    check_logprobs,
-    form_names,
-    refuse_unsupported,
-    sampling_params,
-    unsupported,
-    usage_wishes,
-)
 from octavo.frontend.server.sse import DONE, encode_json
 from octavo.frontend.server.turns import Conversation, Turn, WholeTurn, begin_turn, render_turn
 from octavo.frontend.text.dialects.events import (
@@ -46,7 +33,7 @@ from octavo.frontend.text.dialects.events import (
 from octavo.protocol.output import Logprob
 from octavo.protocol.sampling import SamplingParams
 
-_decoder = msgspec.json.Decoder(ChatBody)
+_decoder = msgspec.json.Decoder(schema.ChatBody)
 
 # Tokens and their logprobs -> `logprobs` of a choice; None where none were asked for.
 LogprobShape = Callable[[list[int], list[dict[int, Logprob]]], dict[str, Any] | None]
@@ -57,13 +44,13 @@ async def chat_completions(request: Request) -> Response:
     context = context_of(request)
     data = await read_body(request, context.config.max_body_bytes)
     body = decode_body(_decoder, data)
-    refuse_unsupported(data)
+    schema.refuse_unsupported(data)
     model = context.served_name(body.model)
-    check_common(body, 1)
+    schema.check_common(body, 1)
     params = _params(body, context)
     conversation = _conversation(body)
     named = label(request, "chatcmpl")
-    usage = usage_wishes(body, context.config.enable_force_include_usage)
+    usage = schema.usage_wishes(body, context.config.enable_force_include_usage)
     head = {"id": named.id, "created": int(time.time()), "model": model}
     encoder = ChatEncoder(head, usage, _logprob_shape(body, context), params.n)
     try:
@@ -121,7 +108,9 @@ class ChatEncoder:
 
     media_type = "text/event-stream"
 
-    def __init__(self, head: Mapping[str, Any], usage: UsageWishes, shape: LogprobShape, num_choices: int) -> None:
+    def __init__(
+        self, head: Mapping[str, Any], usage: schema.UsageWishes, shape: LogprobShape, num_choices: int
+    ) -> None:
         self.turn: Turn | None = None
         self.echo = ""
         self.with_ids = False
@@ -216,40 +205,40 @@ class ChatEncoder:
         return {**event, "usage": usage} if self._wishes.at_end else event
 
 
-def _params(body: ChatBody, context: ServerContext) -> SamplingParams:
+def _params(body: schema.ChatBody, context: ServerContext) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true", field="top_logprobs")
     if body.add_special_tokens:
-        raise unsupported("add_special_tokens", "add_special_tokens with a chat template, which writes its own,")
+        raise schema.unsupported("add_special_tokens", "add_special_tokens with a chat template, which writes its own,")
     if body.use_beam_search and body.tools:
         raise InvalidRequestError("tools do not go together with use_beam_search", field="tools")
-    check_logprobs("top_logprobs", body.top_logprobs, context.config.max_logprobs)
+    schema.check_logprobs("top_logprobs", body.top_logprobs, context.config.max_logprobs)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     try:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         own = context.service.sampling
         asked = own.get("max_tokens") if asked is None else asked
-        return sampling_params(body, own, max_tokens=asked, logprobs=logprobs)
+        return schema.sampling_params(body, own, max_tokens=asked, logprobs=logprobs)
     except InvalidRequestError as error:
         raise _renamed(error, body) from error
 
 
-def _renamed(error: InvalidRequestError, body: ChatBody) -> InvalidRequestError:
+def _renamed(error: InvalidRequestError, body: schema.ChatBody) -> InvalidRequestError:
     """Call a field by the name that the client used."""
-    names = {"prompt": "messages", "logprobs": "top_logprobs", **form_names(body)}
+    names = {"prompt": "messages", "logprobs": "top_logprobs", **schema.form_names(body)}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return renamed(error, names)
 
 
-def _conversation(body: ChatBody) -> Conversation:
+def _conversation(body: schema.ChatBody) -> Conversation:
     choice = body.tool_choice
-    named = choice.function.name if isinstance(choice, NamedTool) else None
+    named = choice.function.name if isinstance(choice, schema.NamedTool) else None
     variables = body.chat_template_kwargs or {}
     return Conversation(
         messages=template_messages(body.messages),
         tools=template_tools(body.tools),
-        tool_choice="required" if isinstance(choice, NamedTool) else choice or "auto",
+        tool_choice="required" if isinstance(choice, schema.NamedTool) else choice or "auto",
         tool_name=named,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning_effort,
@@ -263,25 +252,27 @@ def _conversation(body: ChatBody) -> Conversation:
     )
 
 
-def template_tools(tools: list[Tool] | None) -> list[dict[str, Any]]:
+def template_tools(tools: list[schema.Tool] | None) -> list[dict[str, Any]]:
     """Return tools as chat templates know them: the parameters are a schema in any case."""
     nothing = {"type": "object", "properties": {}}
     found: list[dict[str, Any]] = msgspec.to_builtins(tools or [])
     return [{**tool, "function": {"parameters": nothing, **tool["function"]}} for tool in found]
 
 
-def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+def template_messages(messages: list[schema.Message]) -> list[dict[str, Any]]:
     """Return a conversation for the chat template; raises InvalidRequestError or UnsupportedError naming the message."""
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _message(message: Message, where: str) -> dict[str, Any]:
+def _message(message: schema.Message, where: str) -> dict[str, Any]:
     """Return one turn as the template's room takes it, which checks its content."""
     if message.role == "function" or message.function_call:
         name = "role" if message.role == "function" else "function_call"
-        raise unsupported(f"{where}.{name}", f"{where}.{name}: tools and tool_calls took the place of functions, which")
+        raise schema.unsupported(
+            f"{where}.{name}", f"{where}.{name}: tools and tool_calls took the place of functions, which"
+        )
     if message.audio:
-        raise unsupported(f"{where}.audio")
+        raise schema.unsupported(f"{where}.audio")
     if message.role == "tool" and message.tool_call_id is None:
         raise InvalidRequestError(f"{where}.tool_call_id is required of a tool's result", field=f"{where}.tool_call_id")
     found: dict[str, Any] = {"role": message.role, "content": msgspec.to_builtins(message.content)}
@@ -293,7 +284,7 @@ def _message(message: Message, where: str) -> dict[str, Any]:
     return {**found, **_thought(thoughts), "thinking": thoughts} if thoughts else found
 
 
-def _logprob_shape(body: ChatBody, context: ServerContext) -> LogprobShape:
+def _logprob_shape(body: schema.ChatBody, context: ServerContext) -> LogprobShape:
     if not body.logprobs:
         return lambda _tokens, _logprobs: None
     shown = functools.partial(

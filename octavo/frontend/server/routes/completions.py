@@ -14,25 +14,16 @@ from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.body import decode_body, read_body
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.events import Echo, Generation, Prompt, PromptLogprobs
+from octavo.frontend.server.routes import openai_schema as schema
 from octavo.frontend.server.routes.answers import begin, collect, json_response, label, token_bytes_of
 from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.logprobs import CompletionLogprobs, prompt_entries
-from octavo.frontend.server.routes.openai_schema import (
-    MAX_PROMPTS,
-    CompletionBody,
-    UsageWishes,
-    check_common,
-    check_logprobs,
-    refuse_unsupported,
-    sampling_params,
-    usage_wishes,
-)
 from octavo.frontend.server.sse import ChunkFrame, EventStream, encode_json
 from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.output import CompletionOutput
 from octavo.protocol.sampling import SamplingParams
 
-_decoder = msgspec.json.Decoder(CompletionBody)
+_decoder = msgspec.json.Decoder(schema.CompletionBody)
 
 
 async def completions(request: Request) -> Response:
@@ -40,11 +31,11 @@ async def completions(request: Request) -> Response:
     context = context_of(request)
     data = await read_body(request, context.config.max_body_bytes)
     body = decode_body(_decoder, data)
-    refuse_unsupported(data)
+    schema.refuse_unsupported(data)
     model = context.served_name(body.model)
     prompts = _prompts(body, context)
-    check_common(body, len(prompts))
-    check_logprobs("logprobs", body.logprobs, context.config.max_logprobs)
+    schema.check_common(body, len(prompts))
+    schema.check_logprobs("logprobs", body.logprobs, context.config.max_logprobs)
     params = _params(body, context)
     named = label(request, "cmpl")
     num_choices = len(prompts) * params.n
@@ -64,10 +55,10 @@ async def completions(request: Request) -> Response:
     # Of each choice, where token ids are told.
     prompt_ids = [ids for _, ids in generation.prompts for _ in range(params.n)] if body.return_token_ids else None
     if body.stream:
-        usage = usage_wishes(body, context.config.enable_force_include_usage)
+        usage = schema.usage_wishes(body, context.config.enable_force_include_usage)
         frame = ChunkFrame(head, with_usage=usage.at_end)
         events = _stream(generation, frame, pieces, usage, prompt_ids)
-        return EventStream(events, generation, named.headers)
+        return EventStream(events, generation.aclose, named.headers)
     found = await collect(request, generation, num_choices)
     choices = [_whole_choice(one, pieces, generation.prompt_logprobs[one.index // params.n]) for one in found]
     for choice, one, ids in zip(choices, found, prompt_ids or (), strict=bool(prompt_ids)):
@@ -75,7 +66,7 @@ async def completions(request: Request) -> Response:
     return json_response({**head, "choices": choices, "usage": generation.usage}, named.headers)
 
 
-def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:
+def _params(body: schema.CompletionBody, context: ServerContext) -> SamplingParams:
     """Return the parameters; an echo with log-probabilities needs those of the prompt."""
     overrides: dict[str, Any] = {"logprobs": body.logprobs}
     if body.echo and body.logprobs is not None:
@@ -83,7 +74,7 @@ def _params(body: CompletionBody, context: ServerContext) -> SamplingParams:
     if body.echo and body.max_tokens == 0:
         # What evaluation harnesses ask for: the prompt alone. The engine generates one token, and nobody sees it.
         overrides["max_tokens"] = 1
-    return sampling_params(body, context.service.sampling, **overrides)
+    return schema.sampling_params(body, context.service.sampling, **overrides)
 
 
 def _echo(context: ServerContext, text: str | None, ids: list[int]) -> Echo:
@@ -93,7 +84,7 @@ def _echo(context: ServerContext, text: str | None, ids: list[int]) -> Echo:
     return Echo(text=text, token_ids=ids)
 
 
-def _prompts(body: CompletionBody, context: ServerContext) -> list[Prompt]:
+def _prompts(body: schema.CompletionBody, context: ServerContext) -> list[Prompt]:
     """Return the prompts in order: a text, a list of texts, of token ids, or of lists of token ids."""
     given = body.prompt
     if given is None:
@@ -101,8 +92,10 @@ def _prompts(body: CompletionBody, context: ServerContext) -> list[Prompt]:
     prompts = _one_kind(given, context.service.max_model_len)
     if not prompts:
         raise InvalidRequestError("prompt must not be an empty list", field="prompt")
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidRequestError(f"prompt takes at most {MAX_PROMPTS} prompts, not {len(prompts)}", field="prompt")
+    if len(prompts) > schema.MAX_PROMPTS:
+        raise InvalidRequestError(
+            f"prompt takes at most {schema.MAX_PROMPTS} prompts, not {len(prompts)}", field="prompt"
+        )
     tokenizer = context.service.tokenizer
     if body.add_special_tokens is False and tokenizer is not None:
         return [tokenizer.encode(p, add_special_tokens=False) if isinstance(p, str) else p for p in prompts]
@@ -136,7 +129,7 @@ async def _stream(
     generation: Generation,
     frame: ChunkFrame,
     pieces: Sequence[CompletionLogprobs] | None,
-    usage: UsageWishes,
+    usage: schema.UsageWishes,
     prompt_ids: Sequence[list[int]] | None,
 ) -> AsyncIterator[bytes]:
     untold = dict(enumerate(prompt_ids or ()))

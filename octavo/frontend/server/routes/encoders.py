@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -68,7 +69,7 @@ async def answer(
 
         return EventStream(
             encoded(turn, encoder),
-            turn,
+            turn.aclose,
             headers,
             frame=framed,
             fail=lambda error: framed(encoder.fail(error)),
@@ -80,6 +81,6 @@ async def answer(
         async for _ in encoded(turn, encoder):
             pass
 
-    async with turn:
+    async with aclosing(turn):
         await until_disconnect(request.receive, run())
     return json_response(encoder.whole(), headers)

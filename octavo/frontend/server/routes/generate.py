@@ -51,7 +51,7 @@ async def generate(request: Request) -> Response:
     except InvalidRequestError as error:
         raise _in_place(error) from error
     if body.stream:
-        return EventStream(_stream(generation, named.id), generation, named.headers)
+        return EventStream(_stream(generation, named.id), generation.aclose, named.headers)
     found = await collect(request, generation, params.n)
     choices = [_choice(one, one.logprobs if params.logprobs is not None else None) for one in found]
     scores = generation.prompt_logprobs[0]

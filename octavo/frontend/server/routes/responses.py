@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -109,7 +110,7 @@ def _keep(context: ServerContext, id: str, stored: StoredResponse, num_bytes: in
 async def _run(turn: Turn, encoder: ResponseEncoder) -> None:
     """Make a response in the background."""
     try:
-        async with turn:
+        async with aclosing(turn):
             async for _ in encoded(turn, encoder):
                 pass
     except asyncio.CancelledError:
