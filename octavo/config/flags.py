@@ -224,16 +224,9 @@ def given_options(parsed: argparse.Namespace) -> dict[str, Any]:
 
 def command_line(options: Mapping[str, Any]) -> list[str]:
     """Return the arguments that give these options: the inverse of parsing."""
-    known = {flag.name: flag for flag in _all_flags((*ENGINE_RECORDS, *SERVE_RECORDS))}
     arguments: list[str] = []
     for name, value in options.items():
-        flag = known[name]
-        if flag.kind is bool:
-            arguments.append(flag.spelling if value else spell("no_" + name))
-        elif flag.many:
-            arguments += [flag.spelling, *(str(one) for one in value)]
-        else:
-            arguments.append(f"{flag.spelling}={json.dumps(value) if flag.kind is dict else value}")
+        arguments += [spell(name), *map(str, value)] if isinstance(value, tuple) else [_argument(name, value)]
     return arguments
 
 
@@ -348,14 +341,14 @@ def file_arguments(path: str) -> list[str]:
         raise ConfigError(f"{path} cannot be read: {error}", field="config") from error
     if not isinstance(given, dict):
         raise ConfigError(f"{path} must hold flags and their values, such as `max-model-len: 8k`", field="config")
-    arguments: list[str] = []
-    for name, value in given.items():
-        flag = spell(str(name))
-        if isinstance(value, bool):
-            arguments.append(flag if value else spell(f"no_{name}"))
-        elif value is not None:
-            arguments.append(f"{flag}={json.dumps(value) if isinstance(value, (dict, list)) else value}")
-    return arguments
+    return [_argument(str(name), value) for name, value in given.items() if value is not None]
+
+
+def _argument(name: str, value: Any) -> str:
+    """Return the one argument that gives an option this value."""
+    if isinstance(value, bool):
+        return spell(name if value else f"no_{name}")
+    return f"{spell(name)}={json.dumps(value) if isinstance(value, (dict, list)) else value}"
 
 
 def _whole_number(text: str) -> int:
