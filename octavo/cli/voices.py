@@ -112,15 +112,11 @@ class EngineVoice:
 
     async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncGenerator[Piece]:
         """Yield the next turn's text as it comes."""
-        async for piece in self._generate(await self._service.chat_prompt(turns), wishes):
+        async for piece in self.complete(await self._service.chat_prompt(turns), wishes):
             yield piece
 
-    async def complete(self, prompt: str, wishes: Wishes) -> AsyncGenerator[Piece]:
-        """Yield the continuation of a plain text."""
-        async for piece in self._generate(prompt, wishes):
-            yield piece
-
-    async def _generate(self, prompt: str | list[int], wishes: Wishes) -> AsyncGenerator[Piece]:
+    async def complete(self, prompt: str | list[int], wishes: Wishes) -> AsyncGenerator[Piece]:
+        """Yield the continuation of a plain text, or of token ids."""
         num_tokens = 0
         async with await self._service.generate(prompt, wishes.params()) as stream:
             async for output in stream:
@@ -148,15 +144,13 @@ class HttpVoice:
         self._model = model
         self._http = client_of(url, timeout=httpx.Timeout(10.0, read=None), transport=transport)
 
-    async def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncGenerator[Piece]:
+    def answer(self, turns: Sequence[Turn], wishes: Wishes) -> AsyncGenerator[Piece]:
         """Yield the next turn's text as it comes; the last piece is empty and has the number of tokens."""
-        async for piece in self._stream("/v1/chat/completions", {"messages": list(turns)}, wishes):
-            yield piece
+        return self._stream("/v1/chat/completions", {"messages": list(turns)}, wishes)
 
-    async def complete(self, prompt: str, wishes: Wishes) -> AsyncGenerator[Piece]:
+    def complete(self, prompt: str, wishes: Wishes) -> AsyncGenerator[Piece]:
         """Yield the continuation of a plain text, in the same way."""
-        async for piece in self._stream("/v1/completions", {"prompt": prompt}, wishes):
-            yield piece
+        return self._stream("/v1/completions", {"prompt": prompt}, wishes)
 
     async def _stream(self, route: str, body: dict[str, Any], wishes: Wishes) -> AsyncGenerator[Piece]:
         body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}, **wishes.given}
