@@ -33,14 +33,10 @@ class ChunkFrame:
         self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
     def chunk(self, choice: bytes, usage: Mapping[str, Any] | None = None) -> bytes:
-        """Return one event with one choice, given as JSON, and the usage so far, if it is to be told."""
+        """Return one event with one choice, given as JSON, or none, and the usage so far, if it is to be told."""
         if usage is not None:
             return self._head + choice + b'],"usage":' + encode_json(usage) + b"}\n\n"
         return self._head + choice + self._tail
-
-    def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
-        """Return the event that ends a stream with usage: no choices."""
-        return self._head + b'],"usage":' + encode_json(usage) + b"}\n\n"
 
 
 def error_event(error: OctavoError) -> bytes:

@@ -145,7 +145,7 @@ async def _stream(
         if chunks:
             yield b"".join(chunks)
     if usage.at_end:
-        yield frame.usage_chunk(generation.usage)
+        yield frame.chunk(b"", generation.usage)
 
 
 def _choice(

@@ -7,6 +7,7 @@ yet and would change the answer are refused by name.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -158,16 +159,11 @@ class ChatBody(CommonFields, kw_only=True):
     include_reasoning: bool | None = None
 
 
-def _empty(value: Any) -> bool:
-    return not value
-
-
-def _never(_value: Any) -> bool:
-    return False
-
-
 def _is(*harmless: Any) -> Callable[[Any], bool]:
     return lambda value: value in harmless
+
+
+_empty, _never = operator.not_, _is()
 
 
 # Field -> whether a value changes nothing, so that it may pass.
