@@ -7,6 +7,7 @@ tokens, so the token counters equal the `usage` that clients were told.
 from __future__ import annotations
 
 import contextlib
+import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -211,14 +212,8 @@ class _Page:
         self.prefix = prefix
         self.labels = labels
 
-    def gauge(self, name: str, help_text: str, value: float | Mapping[str, float], label: str = "") -> Metric:
-        return self._filled(GaugeMetricFamily, name, help_text, value, label)
-
-    def counter(self, name: str, help_text: str, value: float | Mapping[Any, float], label: str = "") -> Metric:
-        return self._filled(CounterMetricFamily, name, help_text, value, label)
-
     def _filled(
-        self, family: type[Any], name: str, text: str, value: float | Mapping[Any, float], label: str
+        self, family: type[Any], name: str, text: str, value: float | Mapping[Any, float], label: str = ""
     ) -> Metric:
         """Return a family. value: of a mapping each, under its key as the label's value."""
         several = value if isinstance(value, Mapping) else {"": value}
@@ -226,6 +221,9 @@ class _Page:
         for one, number in several.items():
             metric.add_metric([*self.labels.values(), *([one] if label else [])], number)
         return metric
+
+    gauge = functools.partialmethod(_filled, GaugeMetricFamily)
+    counter = functools.partialmethod(_filled, CounterMetricFamily)
 
 
 def _engine_gauges(page: _Page, stats: EngineStats) -> Iterator[Metric]:
