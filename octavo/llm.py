@@ -362,12 +362,7 @@ class AsyncLLM:
         if process is None:
             return
         connecting = self._connecting
-        if (
-            connecting is not None
-            and connecting.done()
-            and not connecting.cancelled()
-            and connecting.exception() is None
-        ):
+        if connecting is not None and connecting.done() and not (connecting.cancelled() or connecting.exception()):
             connecting.result().disconnect()
         process.stop()
 

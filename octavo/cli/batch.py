@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     source, target = checked_paths(parsed.input, parsed.output)
     output = BatchOutput(target)
     try:
-        lines = _lines_left(source, output, server.max_body_bytes)
+        lines = (line for line in read_lines(source, server.max_body_bytes) if not output.has(*line))
         first = next(lines, None)
         if first is None:
             print(f"nothing is left to do: {target} answers every line of {source}", file=sys.stderr)
@@ -85,10 +85,6 @@ def checked_paths(source: str, target: str) -> tuple[Path, Path]:
 
 
 _Line = tuple[int, bytes | None]
-
-
-def _lines_left(source: Path, output: BatchOutput, limit: int) -> Iterator[_Line]:
-    return (line for line in read_lines(source, limit) if not output.has(*line))
 
 
 async def _run(

@@ -58,11 +58,6 @@ class EngineClient:
         loaded = self._ready is not None and self._ready.done() and self.dead is None
         return loaded and time.monotonic() - self._heard < HEARTBEAT_SECONDS * _MISSED_BEATS
 
-    @property
-    def num_open(self) -> int:
-        """Requests that have not ended."""
-        return len(self._streams)
-
     def new_key(self) -> int:
         """Return a key for a new Request."""
         return self._streams.new_key()

@@ -175,7 +175,7 @@ class BeamSearch:
             tokens=[*beam.tokens, token],
             logprobs=[*beam.logprobs, entries],
             cum_logprob=total,
-            score=self._score(total),
+            score=total / self._length**params.length_penalty,
         )
         if token in self._stop_ids:
             grown.finish_reason = "stop"
@@ -203,9 +203,6 @@ class BeamSearch:
         worst = sorted((sequence.score for sequence in self._ended), reverse=True)[width - 1]
         longest = self._max_tokens if penalty > 0 else self._length + 1
         return all(beam.cum_logprob / longest**penalty <= worst for beam in self._live)
-
-    def _score(self, total: float) -> float:
-        return total / self._length**self._params.length_penalty
 
     def _decode(self, tokens: list[int]) -> str:
         if self._tokenizer is None:

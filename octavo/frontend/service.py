@@ -70,7 +70,7 @@ class RequestStream:
     async def __anext__(self) -> Any:
         """Return what is new: with kind "delta", choices that changed with only their new text, ids and logprobs."""
         while not self._closed:
-            if not (self._inbox.news or self._has_news):
+            if not (self._inbox.news or self._aborted or self._inbox.error is not None):
                 self._waiting = asyncio.get_running_loop().create_future()
                 await self._waiting
             output = self._collector.take(self._inbox.take())
@@ -107,10 +107,6 @@ class RequestStream:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-    @property
-    def _has_news(self) -> bool:
-        return bool(self._inbox.news) or self._aborted or self._inbox.error is not None
 
     def _wake(self) -> None:
         # A bare future: this happens for every token, and asyncio's own events cost thrice as much.

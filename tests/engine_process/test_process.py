@@ -63,7 +63,7 @@ def test_requests_go_in_and_tokens_come_out():
             woken = asyncio.Event()
             inbox = client.submit(request(client.new_key()), woken.set)
             assert await read(client, inbox, woken) == list(b"abca")
-            assert client.num_open == 0
+            assert len(client._streams) == 0
             assert client.stats.num_steps >= 4
             assert (await client.control(ResetPrefixCache())).ok
             pid, folder = process.pid, process.folder

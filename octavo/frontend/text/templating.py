@@ -18,6 +18,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.base.errors import ConfigError, InvalidRequestError
 
+# What a template raises that does not take a chat as it is.
+_REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+
 
 def make_environment() -> ImmutableSandboxedEnvironment:
     """Return the environment that templates are compiled in."""
@@ -57,15 +60,7 @@ def render(template: Template, variables: Mapping[str, Any], max_characters: int
             pieces.append(piece)
     except InvalidRequestError:
         raise
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except _REFUSALS as error:
         raise InvalidRequestError(f"the chat template refused the messages: {error}", field="messages") from error
     return "".join(pieces)
 

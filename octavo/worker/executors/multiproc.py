@@ -163,12 +163,12 @@ class MultiprocExecutor:
         while True:
             now = time.monotonic()
             data = self._hub.receive(_LOOK_SECONDS if until is None else min(_LOOK_SECONDS, max(0.0, until - now)))
-            ending = self._ending() if data is None else None
-            if ending is not None:
+            endings = [] if data is not None else [how for child in self._ranks if (how := child.ending()) is not None]
+            if endings:
                 # Its last words may still be on their way.
                 data = self._hub.receive(_LOOK_SECONDS)
                 if data is None:
-                    self._die(ending)
+                    self._die(endings[0])
             if data is not None:
                 answer = self._answers.decode(data)
                 if isinstance(answer, orders.Failed):
@@ -179,10 +179,6 @@ class MultiprocExecutor:
                 self._die(self._hanging())
             if until is not None and now >= until:
                 return None
-
-    def _ending(self) -> str | None:
-        """Return how the first process ended that did, in words."""
-        return next((ending for child in self._ranks if (ending := child.ending()) is not None), None)
 
     def _blame(self, failed: orders.Failed) -> NoReturn:
         """End with the error of the rank that failed first; one that only lost another waits for that one's words or end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,13 +45,7 @@ def sampled_logprobs(
         if not (num_top[ok] >= 0).any():
             return None
         whole = _record(num_top, numbers, ids, named)
-        return TokenLogprobs(
-            wanted=whole.wanted[ok],
-            chosen=whole.chosen[ok],
-            ranks=whole.ranks[ok],
-            top_ids=whole.top_ids[ok],
-            top=whole.top[ok],
-        )
+        return TokenLogprobs(**{name: column[ok] for name, column in msgspec.structs.asdict(whole).items()})
 
     return finish
 
