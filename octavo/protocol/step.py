@@ -118,6 +118,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     top_ids: Int32Array
     top: Float32Array
 
+    def select(self, keep: BoolArray) -> TokenLogprobs:
+        """Return those of some of the tokens. keep: bool [t]."""
+        return TokenLogprobs(**{name: column[keep] for name, column in msgspec.structs.asdict(self).items()})
+
 
 class RowError(msgspec.Struct, frozen=True, kw_only=True):
     """Row `row` of the plan failed alone (NaN logits); its sequence ends with an error."""

@@ -17,7 +17,7 @@ Ended = tuple[int, FinishReason, int | None, str]
 
 
 class Tally:
-    """Totals, and what clients have not been told yet."""
+    """Totals, and what clients have not been told yet. vectors, scores: of one committed step, the vectors with their keys."""
 
     def __init__(self) -> None:
         self.prefix_queries = 0
@@ -31,29 +31,14 @@ class Tally:
         self.acks: list[Ack] = []
         self.changed = False
         self._tokens: TokenDelta | None = None
-        self._vectors: tuple[Int64Array, Float32Array] | None = None
-        self._scores: PromptScores | None = None
+        self.vectors: tuple[Int64Array, Float32Array] | None = None
+        self.scores: PromptScores | None = None
 
     @property
     def has_news(self) -> bool:
         """Whether there is anything to tell."""
-        news = self._tokens or self._vectors or self._scores
+        news = self._tokens or self.vectors or self.scores
         return bool(news or self.starts or self.finishes or self.acks or self.changed)
-
-    def finish(
-        self,
-        key: int,
-        choice: int,
-        num_tokens: int,
-        reason: FinishReason,
-        *,
-        stop_id: int | None = None,
-        message: str = "",
-    ) -> None:
-        """Note that a choice ended."""
-        self.finishes.append(
-            Finish(key=key, choice=choice, num_tokens=num_tokens, reason=reason, stop_id=stop_id, message=message)
-        )
 
     def tokens(self, delta: TokenDelta) -> None:
         """Note the tokens of one committed step; they are taken before the next one."""
@@ -61,28 +46,20 @@ class Tally:
         self._tokens = delta
         self.generated_tokens += len(delta.ids)
 
-    def vectors(self, keys: Int64Array, vectors: Float32Array) -> None:
-        """Note the vectors of one committed step."""
-        self._vectors = keys, vectors
-
-    def scores(self, scores: PromptScores) -> None:
-        """Note the log-probabilities of prompts of one committed step."""
-        self._scores = scores
-
     def take(self, stats: Callable[[], EngineStats]) -> TokenDelta:
         """Return all news with current stats, and forget it."""
         news = msgspec.structs.replace(
             self._tokens or TokenDelta(),
-            vector_keys=int64() if self._vectors is None else self._vectors[0],
-            vectors=None if self._vectors is None else self._vectors[1],
-            scores=self._scores,
+            vector_keys=int64() if self.vectors is None else self.vectors[0],
+            vectors=None if self.vectors is None else self.vectors[1],
+            scores=self.scores,
             starts=tuple(self.starts),
             finishes=tuple(self.finishes),
             acks=tuple(self.acks),
             stats=stats(),
         )
         self.starts, self.finishes, self.acks, self._tokens, self.changed = [], [], [], None, False
-        self._vectors = self._scores = None
+        self.vectors = self.scores = None
         return news
 
 
@@ -120,8 +97,9 @@ def _scored_rows(table: SlotTable, plan: StepPlan, live: BoolArray, found: Token
     keep = live[plan.scores]
     offsets = np.zeros(int(keep.sum()) + 1, np.int32)
     np.cumsum(numbers[keep], out=offsets[1:])
-    logprobs = found if keep.all() else _select(found, np.repeat(keep, numbers))
-    tally.scores(PromptScores(keys=table.key[slots[keep]], firsts=starts[keep] + 1, offsets=offsets, logprobs=logprobs))
+    logprobs = found if keep.all() else found.select(np.repeat(keep, numbers))
+    keys, firsts = table.key[slots[keep]], starts[keep] + 1
+    tally.scores = PromptScores(keys=keys, firsts=firsts, offsets=offsets, logprobs=logprobs)
 
 
 def _pooled_rows(table: SlotTable, plan: StepPlan, live: BoolArray, result: StepResult, tally: Tally) -> list[Ended]:
@@ -131,7 +109,7 @@ def _pooled_rows(table: SlotTable, plan: StepPlan, live: BoolArray, result: Step
     slots = plan.slots[plan.pools[keep]]
     if len(slots):
         assert result.vectors is not None
-        tally.vectors(table.key[slots], result.vectors[keep])
+        tally.vectors = table.key[slots], result.vectors[keep]
     return ended + [(slot, "stop", None, "") for slot in slots.tolist()]
 
 
@@ -178,7 +156,7 @@ def _tell(
         numbers = np.diff(result.offsets)
         row_of = np.repeat(np.arange(len(kept)), numbers)
         keep = np.arange(len(ids)) - result.offsets[row_of] < kept[row_of]
-        ids, logprobs = ids[keep], None if logprobs is None else _select(logprobs, keep)
+        ids, logprobs = ids[keep], None if logprobs is None else logprobs.select(keep)
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(kept[rows], out=offsets[1:])
     current = slots[rows]
@@ -191,14 +169,4 @@ def _tell(
             ids=ids,
             logprobs=logprobs,
         )
-    )
-
-
-def _select(logprobs: TokenLogprobs, keep: BoolArray) -> TokenLogprobs:
-    return TokenLogprobs(
-        wanted=logprobs.wanted[keep],
-        chosen=logprobs.chosen[keep],
-        ranks=logprobs.ranks[keep],
-        top_ids=logprobs.top_ids[keep],
-        top=logprobs.top[keep],
     )

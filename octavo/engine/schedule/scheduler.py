@@ -30,7 +30,7 @@ from octavo.engine.schedule.state import ScheduleState
 from octavo.engine.schedule.transfers import NoSource, PrefixSource
 from octavo.protocol.arrays import Int32Array, int32, rows32
 from octavo.protocol.control import Control, ResetPrefixCache
-from octavo.protocol.output import EngineStats, TokenDelta
+from octavo.protocol.output import EngineStats, Finish, TokenDelta
 from octavo.protocol.request import FinishChoice, Request
 from octavo.protocol.step import Masks, StepPlan, StepResult
 
@@ -88,7 +88,8 @@ class Scheduler:
     def refuse(self, request: Request, problem: str) -> None:
         """Answer a request with an error."""
         for choice in range(request.sampling.n):
-            self.state.tally.finish(request.key, choice, 0, "error", message=problem)
+            finish = Finish(key=request.key, choice=choice, num_tokens=0, reason="error", message=problem)
+            self.state.tally.finishes.append(finish)
 
     def abort(self, key: int) -> None:
         """Drop every choice of a request; unknown keys are ignored, they may have finished meanwhile."""

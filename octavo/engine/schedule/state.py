@@ -14,7 +14,7 @@ from octavo.engine.schedule.queue import WaitingQueue
 from octavo.engine.schedule.sequence import Sequence
 from octavo.engine.schedule.slots import SlotTable
 from octavo.protocol.arrays import Int32Array, int32
-from octavo.protocol.output import EngineStats, FinishReason
+from octavo.protocol.output import EngineStats, Finish, FinishReason
 
 
 class ScheduleState:
@@ -132,7 +132,11 @@ class ScheduleState:
             del self.choices[key]
         if reason is not None:
             counted = num_tokens - sequence.num_prompt
-            self.tally.finish(key, sequence.choice, counted, reason, stop_id=stop_id, message=message)
+            self.tally.finishes.append(
+                Finish(
+                    key=key, choice=sequence.choice, num_tokens=counted, reason=reason, stop_id=stop_id, message=message
+                )
+            )
         else:
             self.tally.changed = True
         self.reclaim()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,8 +43,7 @@ def sampled_logprobs(
     def finish(ok: BoolArray) -> TokenLogprobs | None:
         if not (num_top[ok] >= 0).any():
             return None
-        whole = _record(num_top, numbers, ids, named)
-        return TokenLogprobs(**{name: column[ok] for name, column in msgspec.structs.asdict(whole).items()})
+        return _record(num_top, numbers, ids, named).select(ok)
 
     return finish
 
