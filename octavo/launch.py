@@ -260,7 +260,7 @@ def _vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     tokenizer, facts = load_tokenizer(checkpoint.tokenizer), checkpoint.facts
     ends = [*facts.eos_token_ids, *filter(None, [tokenizer.eos_token_id])]
     return Vocabulary(
-        tokens=[tokenizer.token_bytes(index) for index in range(min(tokenizer.vocab_size, facts.vocab_size))],
+        tokens=[tokenizer.token_bytes(index) for index in range(facts.vocab_size)],
         special_token_ids=list(tokenizer.markers.values()),
         ends=ends,
         eos_token_id=ends[0],

@@ -112,6 +112,8 @@ class Grammars:
         for row, (matcher, stop_ids) in zip(bits, asked, strict=True):
             if parallel is None:
                 matcher.core.unsafe_compute_mask_ptr(row.ctypes.data, width)
+            if matcher.core.is_error():
+                row[:] = 0  # What failed lets an answer end as if it were whole.
             matcher.free_ends(row, stop_ids)
         return bits
 

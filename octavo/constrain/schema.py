@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,6 +59,8 @@ def json_expression(
     if top is not None and "type" not in schema and not any(word in schema for word in _OPEN):
         schema = {"type": top, **schema}
     closed, text = _closed(schema, field, 0), json.dumps(schema)
+    for start in re.findall(r'"\$ref": "(#[^"]*)"', text):
+        _follow(schema, start, field)
     schema = schema if any(f'"{word}"' in text for word in _JOINING) else closed
     guidance: dict[str, Any] = {"lenient": lenient, "whitespace_flexible": False}
     if whitespace is None:
@@ -65,6 +68,19 @@ def json_expression(
     else:
         guidance |= {"whitespace_flexible": True, "whitespace_pattern": whitespace}
     return "%json " + json.dumps({**schema, "x-guidance": guidance})
+
+
+def _follow(schema: Any, reference: Any, field: str) -> None:
+    """Refuse a reference that leads to references only, and in the end to itself."""
+    seen: set[str] = set()
+    while isinstance(reference, str) and reference.startswith("#"):
+        if reference in seen:
+            raise InvalidRequestError(f"{field}: {reference} refers to nothing but itself", field=field)
+        seen.add(reference)
+        found = schema
+        for name in reference.split("/")[1:]:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        reference = found.get("$ref") if isinstance(found, Mapping) else None
 
 
 def _closed(schema: Any, field: str, depth: int) -> Any:
