@@ -65,6 +65,7 @@ def prepare_kernel_caches() -> None:
     folder = read_env().cache
     for variable, name in (("TRITON_CACHE_DIR", "triton"), ("CUDA_CACHE_PATH", "cuda")):
         os.environ.setdefault(variable, os.path.join(folder, name))  # noqa: TID251
+    os.environ.setdefault("TRITON_CACHE_MANAGER", "octavo.ops.kernel_files:KernelFiles")  # noqa: TID251
 
 
 def prepare_nccl() -> None:
