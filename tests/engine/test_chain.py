@@ -48,3 +48,14 @@ def test_what_is_hashed_later_is_not_taken_for_the_prompt() -> None:
     allocator.computed(holding, int32(range(5 * UNIT)), 5 * UNIT, 1)
     other = np.concatenate((prompt, int32(range(900, 900 + 3 * UNIT))))
     assert _chain(allocator, other) == _chain(Allocator(GEOMETRY, 100), other)
+
+
+def test_tokens_behind_those_that_were_hashed_are_not_the_prompts() -> None:
+    """A sequence's history is longer than what is computed of it, and is written on when its chain is remembered already."""
+    allocator, prompt = Allocator(GEOMETRY, 100), range(2 * UNIT)
+    unknown, made = int32([*prompt, *[7] * 3 * UNIT]), int32([*prompt, *range(50, 50 + 3 * UNIT)])
+    holding = allocator.hold("")
+    assert allocator.grow(holding, 0, 5 * UNIT)
+    allocator.computed(holding, unknown, 2 * UNIT, 0)
+    allocator.computed(holding, made, 5 * UNIT, 1)
+    assert _chain(allocator, unknown) == _chain(Allocator(GEOMETRY, 100), unknown)

@@ -24,7 +24,7 @@ def test_the_oracles_answers(name: str, eager: bool) -> None:
         max_model_len=1024,
         max_num_batched_tokens=512,
         enforce_eager=eager,
-        gpu_memory_utilization=0.5,
+        kv_cache_memory=2 * 2**30,
     ) as llm:
         check(ask(llm, answers), answers)
         again = ask(llm, answers)

@@ -310,18 +310,21 @@ class Allocator:
 
     def _chain_to(self, holding: Holding, tokens: Int32Array, num_tokens: int) -> None:
         unit, chain = self.geometry.hash_unit, holding.chain
-        if not chain and num_tokens >= unit:
+        fresh = not chain and num_tokens >= unit
+        if fresh:
             # Prompts that come one after the other often begin alike.
             root, before, known = self._latest
             same = min(len(before), num_tokens) if root == holding.root else 0
             differ = np.flatnonzero(before[:same] != tokens[:same])
             chain.extend(known[: (int(differ[0]) if len(differ) else same) // unit])
-            self._latest = holding.root, tokens, chain
         parent = chain[-1] if chain else holding.root
         ids = tokens[len(chain) * unit : num_tokens // unit * unit].tobytes()
         for at in range(0, len(ids), unit * tokens.itemsize):
             parent = chain_next(parent, ids[at : at + unit * tokens.itemsize])
             chain.append(parent)
+        if fresh:
+            # Copies: history and chain of a sequence go on.
+            self._latest = holding.root, tokens[: len(chain) * unit].copy(), list(chain)
 
     def _stored(self, holding: Holding, g: int, index: int, tokens: Int32Array) -> CacheEvent:
         block = self.geometry.groups[g].block
