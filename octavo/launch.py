@@ -50,16 +50,8 @@ class LocalEngine:
     intake: Intake
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHere:
-    """A device of this machine and its free memory, in bytes."""
-
-    facts: DeviceFacts
-    free_memory: int
-
-
-def survey_devices(kind: str = "auto") -> tuple[DeviceHere, tuple[str, ...]]:
-    """Return the device that is chosen here, and of the other kinds what there is of them, one line each.
+def survey_devices(kind: str = "auto") -> tuple[DeviceFacts, int, tuple[str, ...]]:
+    """Return the device that is chosen here, its free bytes, and of the other kinds what there is of them, one line each.
 
     kind: as `--device` says it. Raises ConfigError if there is none of that kind.
     """
@@ -73,7 +65,7 @@ def survey_devices(kind: str = "auto") -> tuple[DeviceHere, tuple[str, ...]]:
                 others.append(f"{other}: {detect(other).facts.name}, not chosen")
             except OctavoError as error:
                 others.append(f"{other}: {error.message}")
-    return DeviceHere(facts=device.facts, free_memory=device.free_memory()), tuple(others)
+    return device.facts, device.free_memory(), tuple(others)
 
 
 class _Stages:

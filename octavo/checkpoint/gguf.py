@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from octavo.base.errors import CheckpointError
 from octavo.checkpoint.ggml_types import GGML_TYPES
@@ -172,31 +172,19 @@ class GgufFile:
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string; raises CheckpointError if it is missing without a default, or not a string."""
-        found = self._found(key, default)
-        if isinstance(found, str):
-            return found
-        raise self._wrong(key, "a string", found)
+        return self._typed(key, default, str, "a string")
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Return a whole number; raises CheckpointError as `text` does."""
-        found = self._found(key, default)
-        if isinstance(found, int) and not isinstance(found, bool):
-            return found
-        raise self._wrong(key, "a whole number", found)
+        return self._typed(key, default, int, "a whole number")
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a number; raises CheckpointError as `text` does."""
-        found = self._found(key, default)
-        if isinstance(found, (int, float)) and not isinstance(found, bool):
-            return float(found)
-        raise self._wrong(key, "a number", found)
+        return float(self._typed(key, default, int | float, "a number"))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return a bool; raises CheckpointError as `text` does."""
-        found = self._found(key, default)
-        if isinstance(found, bool):
-            return found
-        raise self._wrong(key, "true or false", found)
+        return self._typed(key, default, bool, "true or false")
 
     def strings(self, key: str) -> list[str]:
         """Decode an array of strings; raises CheckpointError if it is missing or something else."""
@@ -229,15 +217,14 @@ class GgufFile:
             raise CheckpointError(f"{self.path}: {key}: " + ("is missing" if found is None else "must be an array"))
         return found
 
-    def _found(self, key: str, default: Scalar | None) -> Scalar | GgufArray:
+    def _typed(self, key: str, default: Scalar | None, kind: Any, wanted: str) -> Any:
         found = self.metadata.get(key, default)
         if found is None:
             raise CheckpointError(f"{self.path}: {key}: is missing")
-        return found
-
-    def _wrong(self, key: str, wanted: str, found: Scalar | GgufArray) -> CheckpointError:
+        if isinstance(found, kind) and isinstance(found, bool) == (kind is bool):
+            return found
         what = "an array" if isinstance(found, GgufArray) else repr(found)
-        return CheckpointError(f"{self.path}: {key}: must be {wanted}, not {what}")
+        raise CheckpointError(f"{self.path}: {key}: must be {wanted}, not {what}")
 
 
 def read_gguf(path: str) -> GgufFile:

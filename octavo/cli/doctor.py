@@ -126,13 +126,12 @@ def _device(kind: str) -> tuple[DeviceFacts, Section]:
     from octavo import launch
     from octavo.base.native import library
 
-    chosen, others = launch.survey_devices(kind)
-    facts = chosen.facts
+    facts, free_memory, others = launch.survey_devices(kind)
     return facts, {
         "chosen": f"{facts.kind}: {facts.name}",
         "architecture": facts.arch,
         "cores": facts.num_cores,
-        "memory": f"{facts.total_memory / 2**30:.1f} GiB, {chosen.free_memory / 2**30:.1f} free",
+        "memory": f"{facts.total_memory / 2**30:.1f} GiB, {free_memory / 2**30:.1f} free",
         "dtypes": facts.dtypes,
         "features": sorted(facts.features),
         "others": others,

@@ -80,10 +80,6 @@ class Streams:
         """Forget a request: what still comes for it is dropped. False if it was closed already."""
         return self._open.pop(key, None) is not None
 
-    def keys(self) -> list[int]:
-        """Return the keys of all open requests, oldest first."""
-        return list(self._open)
-
     def deliver(self, delta: TokenDelta) -> list[Inbox]:
         """Put every row into its inbox; return, and wake, the inboxes that had been empty."""
         touched: list[Inbox] = []

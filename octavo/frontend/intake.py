@@ -76,8 +76,6 @@ class Intake:
         without a seed gets one of its own from the operating system.
         """
         text, ids, salt = self._read_prompt(prompt)
-        if ids is None and text is not None:
-            ids = self._encode(text)
         self._check_params(params)
         ids = self._truncated(_listed(ids), params)
         room = self._room(len(ids))
@@ -109,7 +107,7 @@ class Intake:
                 field="dimensions",
             )
         text, ids, salt = self._read_prompt(prompt)
-        ids = _listed(self._encode(text) if ids is None and text is not None else ids)
+        ids = _listed(ids)
         if len(ids) > self.max_model_len:
             raise InvalidRequestError(
                 f"the prompt has {len(ids)} tokens, but may have {self.max_model_len} (max_model_len)", field="prompt"
@@ -160,9 +158,9 @@ class Intake:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _read_prompt(self, prompt: Any) -> tuple[str | None, Any, Any]:
-        """Return the prompt's text, its token ids (None: to be made from the text) and its cache salt."""
+        """Return the prompt's text, its token ids and its cache salt."""
         if isinstance(prompt, str):
-            return prompt, None, ""
+            return prompt, self._encode(prompt), ""
         if not isinstance(prompt, Mapping):
             return None, prompt, ""
         for name in prompt:
@@ -175,7 +173,7 @@ class Intake:
             raise InvalidRequestError(f"prompt must be a string, not {type(text).__name__}", field="prompt")
         if text is None and ids is None:
             raise InvalidRequestError("a prompt needs 'prompt' or 'prompt_token_ids'", field="prompt")
-        return text, ids, salt
+        return text, self._encode(text) if ids is None and text is not None else ids, salt
 
     def _encode(self, text: str) -> list[int]:
         if self.tokenizer is None:

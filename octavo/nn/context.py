@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo.ops.paged_attention import Span
+from octavo.ops.recurrence import StatePages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +31,8 @@ class GroupInputs:
     span: Span | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateInputs:
-    """Where one group of states is, for the rows of this step. S pages hold a sequence's states of all layers.
-
-    before, after: int64 [R, S], the pages that hold a row's states before and after the step. fresh: bool [R], rows that
-    begin: their state is zero, whatever the pages hold.
-    """
-
-    before: Tensor
-    after: Tensor
-    fresh: Tensor
+# Where one group of states is, for the rows of this step: its pages hold a sequence's states of all layers.
+StateInputs = StatePages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

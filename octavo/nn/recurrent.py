@@ -18,7 +18,6 @@ from octavo.nn.linear import Linear, Part
 from octavo.nn.parallel.mesh import Mesh
 from octavo.nn.parallel.placement import share
 from octavo.nn.vector import Vector
-from octavo.ops.recurrence import StatePages
 from octavo.protocol.kept import KeptLayer, KeptState, Plane
 
 
@@ -130,7 +129,7 @@ class GatedDeltaRule(nn.Module):
         layer, dims = ctx.layers[self.layer], self.local
         group = ctx.states(layer)
         columns = slice(layer.column, layer.column + layer.parts)
-        pages = StatePages(before=group.before[:, columns], after=group.after[:, columns], fresh=group.fresh)
+        pages = replace(group, before=group.before[:, columns], after=group.after[:, columns])
         weight = self.conv.weight.squeeze(1)
         mixed = self._convolve(channels, weight, layer.planes["inputs"], pages, ctx.query_starts)
         keys = dims.key_heads * dims.key_dim

@@ -19,7 +19,6 @@ from octavo.ops import (
     gated_activation,
     grouped_experts,
     latent_attention,
-    layer_norm,
     likeliest,
     packed_product,
     page_write,
@@ -34,8 +33,8 @@ from octavo.ops.candidate import Candidate, Op, choose
 _OPS = (
     rms_norm.RMS_NORM,
     rms_norm.ADD_RMS_NORM,
-    layer_norm.LAYER_NORM,
-    layer_norm.ADD_LAYER_NORM,
+    rms_norm.LAYER_NORM,
+    rms_norm.ADD_LAYER_NORM,
     rope_write.ROPE,
     gated_activation.ACTIVATION,
     gated_activation.GATED_ACTIVATION,
@@ -70,8 +69,8 @@ class Kernels:
 
     rms_norm: rms_norm.RmsNorm
     add_rms_norm: rms_norm.AddRmsNorm
-    layer_norm: layer_norm.LayerNorm
-    add_layer_norm: layer_norm.AddLayerNorm
+    layer_norm: rms_norm.LayerNorm
+    add_layer_norm: rms_norm.AddLayerNorm
     rope: rope_write.Rope
     activation: gated_activation.ActivationOf
     gated_activation: gated_activation.GatedActivation

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -128,7 +129,8 @@ def make_jobs(parsed: Any, seed: int) -> list[Job]:
     path = Path(parsed.dataset_path)
     make = _trace_job if parsed.dataset_name == "timed_trace" else partial(_custom_job, parsed.custom_output_len)
     try:
-        jobs = _file_jobs(path, number, make, random.Random(seed))
+        rng = random.Random(seed)
+        jobs = list(itertools.islice(filter(None, (make(row, rng) for row in _rows(path))), number))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {type(error).__name__}: {error}", field="dataset_path") from error
     if not jobs:
@@ -157,19 +159,6 @@ def _random_jobs(parsed: Any, number: int, rng: random.Random) -> list[Job]:
 
 
 _Row = dict[str, Any]
-
-
-def _file_jobs(
-    path: Path, number: int | None, make: Callable[[_Row, random.Random], Job | None], rng: random.Random
-) -> list[Job]:
-    jobs: list[Job] = []
-    for row in _rows(path):
-        if len(jobs) == number:
-            break
-        job = make(row, rng)
-        if job is not None:
-            jobs.append(job)
-    return jobs
 
 
 def _rows(path: Path) -> Iterator[_Row]:

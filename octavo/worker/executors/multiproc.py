@@ -17,6 +17,7 @@ from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.engine.transport.endpoints import make_folder, remove_folder
 from octavo.engine.transport.ranks import RankHub
+from octavo.protocol.codec import Codec
 from octavo.protocol.control import Ack
 from octavo.protocol.step import Masks, StepPlan, StepResult
 from octavo.worker.executors import orders
@@ -43,7 +44,7 @@ class MultiprocExecutor:
         self._folder = make_folder()
         self._hub = RankHub(self._folder, num_ranks)
         self._beats = orders.Pulse(self._folder, num_ranks).beats
-        self._orders, self._answers = orders.order_codec(), orders.answer_codec()
+        self._orders, self._answers = Codec[orders.Order](orders.Order), Codec[orders.Answer](orders.Answer)
         self._in_flight: deque[StepPlan] = deque()
         self._results: dict[int, dict[int, StepResult]] = {}
         self._known: list[StepResult] = []

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from octavo.base.facts import DeviceFacts
 from octavo.engine.executor import WorkerReport
 from octavo.engine.kvcache.geometry import Geometry
-from octavo.protocol.codec import Codec
 from octavo.protocol.step import Masks, StepPlan, StepResult
 from octavo.worker.spec import WorkerSpec
 
@@ -83,16 +82,6 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 Order = Load | Allocate | Execute | Masks
 Answer = Found | Loaded | Allocated | Done | Failed
-
-
-def order_codec() -> Codec[Order]:
-    """Return the codec of orders."""
-    return Codec(Order)
-
-
-def answer_codec() -> Codec[Answer]:
-    """Return the codec of answers."""
-    return Codec(Answer)
 
 
 def asks_every_rank(plan: StepPlan) -> bool:

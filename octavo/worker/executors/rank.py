@@ -20,6 +20,7 @@ from octavo.engine.transport.endpoints import remove_folder
 from octavo.engine.transport.ranks import RankLine
 from octavo.nn.parallel.gloo import PeerLostError, connect
 from octavo.nn.parallel.mesh import Mesh
+from octavo.protocol.codec import Codec
 from octavo.protocol.step import Masks, StepPlan
 from octavo.worker.executors import orders
 from octavo.worker.results import Pending
@@ -51,7 +52,8 @@ class _Watch(threading.Thread):
 
 def _serve(start: orders.RankStart, line: RankLine, watch: _Watch) -> None:
     """Load, then follow orders; ends only by an error."""
-    rank, asked, told, in_flight = start.rank, orders.order_codec(), orders.answer_codec(), watch.in_flight
+    rank, in_flight = start.rank, watch.in_flight
+    asked, told = Codec[orders.Order](orders.Order), Codec[orders.Answer](orders.Answer)
     device = detect(start.device, rank)
     line.send(told.encode(orders.Found(rank=rank, facts=device.facts)))
     load = asked.decode(line.receive())
@@ -113,7 +115,7 @@ def main() -> int:
     except Exception as error:
         lost = isinstance(error, PeerLostError)
         failed = orders.Failed(rank=start.rank, kind=type(error).__name__, message=str(error), lost=lost)
-        line.send(orders.answer_codec().encode(failed))
+        line.send(Codec[orders.Answer](orders.Answer).encode(failed))
         line.close()
         if lost or isinstance(error, OctavoError):
             return 1

@@ -29,7 +29,7 @@ def test_facts_choices_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
                             "environment", "plugins", "problems"]  # fmt: skip
     assert report["octavo"]["version"] == __version__
     assert report["packages"]["torch"] == torch.__version__
-    facts = survey_devices()[0].facts
+    facts = survey_devices()[0]
     assert report["device"]["chosen"] == f"{facts.kind}: {facts.name}"
     assert report["device"]["features"] == sorted(facts.features)
     assert set(report["kernels"]) == {"dtype", *ops()}

@@ -43,18 +43,12 @@ class BlockEncoder(TurnEncoder):
     blocks: all so far, the last one is open until `close`.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
         self.blocks: list[Block] = []
         self.finish_reason: TurnFinish | None = None
         self.stop_reason: int | str | None = None
         self._open = False
-
-    def begin(self) -> Events:
-        """Return what comes before the first token."""
-        return []
 
     def take(self, delta: TurnDelta) -> Events:
         """Return what the delta makes known."""

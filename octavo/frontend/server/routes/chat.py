@@ -18,7 +18,7 @@ from octavo.frontend.server.errors import error_object, renamed
 from octavo.frontend.server.routes import openai_schema as schema
 from octavo.frontend.server.routes.answers import json_response, label, token_bytes_of
 from octavo.frontend.server.routes.beams import search
-from octavo.frontend.server.routes.encoders import Events, answer
+from octavo.frontend.server.routes.encoders import Events, TurnEncoder, answer
 from octavo.frontend.server.routes.logprobs import chat_entries, prompt_entries
 from octavo.frontend.server.sse import DONE, encode_json
 from octavo.frontend.server.turns import Conversation, Turn, WholeTurn, begin_turn, render_turn
@@ -100,13 +100,11 @@ def _thought(text: str) -> dict[str, str]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-class ChatEncoder:
+class ChatEncoder(TurnEncoder):
     """Writes the chunks of a stream, and keeps what they add up to.
 
     echo: what the text of every choice begins with. with_ids: token ids are told too.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self, head: Mapping[str, Any], usage: schema.UsageWishes, shape: LogprobShape, num_choices: int
@@ -119,10 +117,6 @@ class ChatEncoder:
         self._shape = shape
         self.made: list[WholeTurn] = [WholeTurn(index=index) for index in range(num_choices)]
         self._begun: set[int] = set()
-
-    def begin(self) -> Events:
-        """Return nothing: a choice begins with its first token."""
-        return []
 
     def take(self, delta: TurnDelta) -> Events:
         """Return the chunks of a delta; the log-probabilities of its tokens are in the first that has a part of the answer."""

@@ -22,11 +22,11 @@ Events = list[dict[str, Any]]
 class TurnEncoder(Protocol):
     """Writes a turn. Asked for its events in order: begin, take for every delta, then end or fail."""
 
-    media_type: str
+    media_type: str = "text/event-stream"
 
     def begin(self) -> Events:
-        """Return what comes before the first token."""
-        ...
+        """Return what comes before the first token: nothing, where a choice begins with it."""
+        return []
 
     def take(self, delta: TurnDelta) -> Events:
         """Return what the delta makes known."""
