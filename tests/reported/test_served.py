@@ -79,7 +79,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = save_padded(tmp_path_factory.mktemp("padded"))
     with asyncio.Runner() as runner:
         config = EngineConfig.from_options({"model": str(folder), **OPTIONS})
-        service = runner.run(launch.start_service(config))
+        service = runner.run(launch.start_service(config, max_logprobs=20))
         yield Server(runner, service)
         runner.run(service.close())
 
@@ -145,11 +145,13 @@ def test_whole_numbers_about_the_length_of_a_prompt(server: Server, field: str) 
         "min_tokens": [0, 1],
         "max_tokens": [1, 10, 246, 247, 256, 257],
         "top_k": [-1, 0, 1, 10, NUM_IDS, NUM_IDS + 1],
-        "prompt_logprobs": [0, 1],
+        "prompt_logprobs": [0, 1, 9, 10, 11],
         "n": [1, 9, 10, 11],
     }[field]
     assert [seen[value] for value in good] == [200] * len(good)
     assert {seen[value] for value in (2**63, -(2**63), 2**70)} == {400}
+    # As many as there are is more than the server allows.
+    assert field != "prompt_logprobs" or {seen[value] for value in (-1, 246, NUM_IDS)} == {400}
     assert server.is_well()
 
 
