@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.serve import ServeConfig
 from octavo.frontend.service import TextService
 from tests.reported.padded import NUM_IDS, save_padded
-from tests.server.harness import client, events_of
+from tests.server.harness import client, events_of, loopback
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Hi"}]
@@ -282,4 +283,29 @@ def test_nothing_left_to_choose_is_an_error_and_nothing_else_comes(server: Serve
     assert answer.status_code == 500
     assert "no token is left" in answer.json()["error"]["message"]
     assert server.stream(TEXT, **body)[-1]["error"]["message"] == answer.json()["error"]["message"]
+    assert server.is_well()
+
+
+def test_health_does_not_wait_for_long_prompts(server: Server) -> None:
+    async def go() -> tuple[list[httpx.Response], list[float]]:
+        waits: list[float] = []
+        async with (
+            loopback(server.service, ServeConfig()) as url,  # pyright: ignore[reportArgumentType]
+            httpx.AsyncClient(base_url=url, timeout=30) as http,
+            httpx.AsyncClient(base_url=url, timeout=30) as other,
+        ):
+            bodies = [json.dumps({"prompt": "word " * 200_000}).encode() for _ in range(8)]
+            asked = [asyncio.create_task(http.post(TEXT, content=body)) for body in bodies]
+            while not all(one.done() for one in asked):
+                began = time.monotonic()
+                assert (await other.get("/health")).status_code == 200
+                waits.append(time.monotonic() - began)
+                await asyncio.sleep(0.02)
+            return [one.result() for one in asked], waits
+
+    answers, waits = server.run(go())
+    assert [answer.status_code for answer in answers] == [400] * 8
+    assert all("1000000 tokens" in answer.json()["error"]["message"] for answer in answers)
+    assert len(waits) > 5
+    assert sorted(waits)[int(0.9 * len(waits))] < 0.2
     assert server.is_well()
