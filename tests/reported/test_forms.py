@@ -11,21 +11,14 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.base.errors import InvalidRequestError
-from tests.equivalence.models import SIZES
-from tests.frontend.bytes_model import EOS, TEMPLATE, make_core
-from tests.models.oracle import make_oracle
+from tests.reported.padded import NUM_TOKENS, save_padded
 
-NUM_TOKENS = 259
 NOTHING = {"additionalProperties": False}
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("padded")
-    make_oracle("llama", {**SIZES, "vocab_size": NUM_TOKENS + 64, "eos_token_id": EOS}).save_pretrained(folder)
-    make_core().save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with LLM(folder, max_model_len=512, dtype="float32") as loaded:
+    with LLM(save_padded(tmp_path_factory.mktemp("padded")), max_model_len=512, dtype="float32") as loaded:
         yield loaded
 
 

@@ -14,7 +14,7 @@ from octavo.frontend.text.dialects.bare_calls import BareCalls
 from octavo.frontend.text.dialects.families import Dialect
 from octavo.frontend.text.dialects.json_calls import JsonCalls, NamedCalls
 from octavo.frontend.text.dialects.python_calls import PythonCalls
-from octavo.frontend.text.dialects.tagged_calls import TaggedCalls
+from octavo.frontend.text.dialects.tagged_calls import TaggedCalls, types_of
 
 # What stands between thoughts and answer, and between calls.
 _GAP = "/[ \\n]{0,3}/"
@@ -153,7 +153,7 @@ class TurnGrammar:
                 return f'{literal(head)} {self._json(schema, tool)} "}}"'
 
     def _tagged(self, calls: TaggedCalls, key: str, schema: Any, needed: bool, tool: Tool) -> str:
-        text = isinstance(schema, Mapping) and schema.get("type") == "string"
+        text = types_of(schema) == {"string"}  # As they are read.
         choices = schema.get("enum") if text else None
         head = calls.key[0] + key + (calls.key_text if text and calls.key_text else calls.key[1])
         head += ("\n" if calls.value[0] else "") + calls.value[0] + ("\n" if calls.padded else "")

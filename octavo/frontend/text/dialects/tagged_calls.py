@@ -62,7 +62,7 @@ class TaggedCalls(Calls, frozen=True, kw_only=True, tag="tagged"):
             key = "".join(pieces).strip()
             reader.arguments(before + json.dumps(key, ensure_ascii=False) + ": ")
             before = ", "
-            types = _types(properties.get(key))
+            types = types_of(properties.get(key))
             if self.key_text:
                 types = {"string"} if found == self.key_text else types - {"string"}
             if self.value[0]:
@@ -90,7 +90,7 @@ def _quoted(text: Any) -> str:
     return json.dumps(text, ensure_ascii=False, allow_nan=False)
 
 
-def _types(schema: Any, depth: int = 0) -> set[str]:
+def types_of(schema: Any, depth: int = 0) -> set[str]:
     """Return the JSON types that a schema names; none if it does not say. Nobody has checked that it is a schema."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return set()
@@ -98,7 +98,7 @@ def _types(schema: Any, depth: int = 0) -> set[str]:
     found = {one for one in (named if isinstance(named, list) else [named]) if isinstance(one, str)}
     choices, more, values = (schema.get(word) for word in ("anyOf", "oneOf", "enum"))
     for choice in (*(choices if isinstance(choices, list) else ()), *(more if isinstance(more, list) else ())):
-        found |= _types(choice, depth + 1)
+        found |= types_of(choice, depth + 1)
     return found or {_KINDS.get(type(value), "null") for value in (values if isinstance(values, list) else ())}
 
 
