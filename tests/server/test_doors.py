@@ -131,6 +131,16 @@ def test_the_operators_routes_have_keys_of_their_own(
         assert "--admin-api-key" in answers[0].json()["error"]["message"]
 
 
+@pytest.mark.parametrize(("method", "path"), OPERATOR)
+@pytest.mark.parametrize("keys", [{"api_key": ("user",)}, {"admin_api_key": ("boss",)}])
+def test_a_line_end_behind_an_operators_route_opens_nothing(
+    service: FakeService, method: str, path: str, keys: dict[str, Any]
+) -> None:
+    (answer,) = _ask(service, ServeConfig(**keys), (method, f"{path}%0A", {"Authorization": "Bearer user"}))
+    assert answer.status_code in (401, 403)
+    assert service.num_resets == 0
+
+
 def test_the_operators_key_opens_all_and_its_absence_nothing_more(
     service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

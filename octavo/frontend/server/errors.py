@@ -40,7 +40,8 @@ class ForbiddenError(OctavoError):
 
 def route_path(scope: Scope) -> str:
     """Return the path of a request as routes are written, without the one that a proxy shows the server under."""
-    return scope["path"].removeprefix(scope.get("root_path", ""))
+    # A route is found with the end of a line behind its path, too: `$` stands before one.
+    return scope["path"].removeprefix(scope.get("root_path", "")).removesuffix("\n")
 
 
 def error_object(error: OctavoError) -> dict[str, Any]:
