@@ -76,7 +76,8 @@ def _serve(start: orders.RankStart, line: RankLine, watch: _Watch) -> None:
     later = deque[orders.Order]()
     while True:
         # What waits for its masks has no result, and nothing is launched before they have come.
-        while len(in_flight) > runner.waits and not (later or line.waiting()):
+        # Results go out though a plan came that has to wait too: the masks may follow from them.
+        while len(in_flight) > runner.waits and (runner.waits or not later) and not line.waiting():
             plan, pending = in_flight[0]
             if pending.ready_within(0):
                 result = pending.result()
