@@ -159,6 +159,37 @@ def test_frames_are_as_subscribers_expect_and_missed_ones_are_told_again(tmp_pat
         publisher.close()
 
 
+def test_who_asks_and_never_reads_fills_no_memory(tmp_path: Path) -> None:
+    context = zmq.Context()
+    publisher = CacheEventPublisher(_config(tmp_path, buffer_steps=2))
+    asker = context.socket(zmq.DEALER)
+    asker.set_hwm(1)
+    asker.connect(f"ipc://{tmp_path}/replay")
+    try:
+        for _ in range(2):
+            publisher.publish([("BlockStored", [bytes(2**20)])])
+        for _ in range(60):
+            asker.send_multipart((b"", bytes(8)))
+            publisher.publish([])
+            time.sleep(0.002)
+        told = 0
+        while asker.poll(200):
+            asker.recv_multipart()
+            told += 1
+        assert told < 30, "what nobody reads was kept"
+        # Who reads is still told all.
+        asker.send_multipart((b"", bytes(8)))
+        for _ in range(200):
+            publisher.publish([])
+            if asker.poll(10):
+                break
+        found = [_number(asker.recv_multipart()[1]) for _ in range(3)]
+        assert found == [0, 1, -1]
+    finally:
+        context.destroy(linger=0)
+        publisher.close()
+
+
 def test_an_address_in_use_is_an_error_and_so_is_a_wrong_configuration(tmp_path: Path) -> None:
     first = CacheEventPublisher(CacheEvents(endpoint="tcp://127.0.0.1:*"))
     taken = first._out.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -30,7 +30,9 @@ class CacheEventPublisher:
         self._number = 0
         self._context = zmq.Context()
         self._out = self._bound(zmq.PUB, config.endpoint, config.hwm)
-        self._replay = self._bound(zmq.ROUTER, config.replay_endpoint, 0) if config.replay_endpoint else None
+        # Room for two whole answers: what somebody asks for beyond them, and does not read, is dropped.
+        room = 2 * (config.buffer_steps + 1)
+        self._replay = self._bound(zmq.ROUTER, config.replay_endpoint, room) if config.replay_endpoint else None
         _log.info("cache events are published on %s", config.endpoint)
 
     def publish(self, events: list[CacheEvent]) -> None:
