@@ -26,3 +26,12 @@ def test_kernels_are_found_in_a_copy_of_their_folder(tmp_path: Path, monkeypatch
     (copy / "key" / "kernel.cubin").unlink()
     assert KernelFiles("key").get_group("kernel.json") is None
     assert KernelFiles("key").get_group("another.json") is None
+
+
+@pytest.mark.parametrize("text", ["", '{"child_paths": {"kernel', "[]", "{}", '{"child_paths": 3}'])
+def test_a_damaged_list_of_files_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    files = KernelFiles("key")
+    files.put_group("kernel.json", {"kernel.json": files.put(b"{}", "kernel.json")})
+    (tmp_path / "key" / "__grp__kernel.json").write_text(text)
+    assert files.get_group("kernel.json") is None
