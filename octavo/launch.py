@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from octavo.base.errors import ConfigError, OctavoError
+from octavo.base.errors import ConfigError, InvalidRequestError, OctavoError
 from octavo.base.facts import DeviceFacts
 from octavo.base.logging import get_logger
 from octavo.checkpoint.open import open_checkpoint
@@ -250,7 +250,10 @@ def _vocabulary(checkpoint: Checkpoint) -> Vocabulary:
     """Read what grammars are checked against."""
     assert checkpoint.tokenizer is not None, "requests with grammars were refused"
     tokenizer, facts = load_tokenizer(checkpoint.tokenizer), checkpoint.facts
-    ends = [*facts.eos_token_ids, *filter(None, [tokenizer.eos_token_id])]
+    given = (*facts.eos_token_ids, tokenizer.eos_token_id)
+    ends = [end for end in given if end is not None and end < facts.vocab_size]
+    if not ends:
+        raise InvalidRequestError("this model has no token that ends an answer", field="structured_outputs")
     return Vocabulary(
         tokens=[tokenizer.token_bytes(index) for index in range(facts.vocab_size)],
         special_token_ids=list(tokenizer.markers.values()),

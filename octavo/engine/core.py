@@ -111,7 +111,9 @@ class EngineCore:
         for key, (request, future) in list(self._compiling.items()):
             if future.done():
                 del self._compiling[key]
-                try:
+                error = future.exception()  # Whatever it is, it is this request's alone.
+                if error is None:
                     self._scheduler.add(request, future.result())
-                except OctavoError as error:
-                    self._scheduler.refuse(request, error.message)
+                else:
+                    known = isinstance(error, OctavoError)
+                    self._scheduler.refuse(request, error.message if known else f"its grammar failed: {error!r}")
