@@ -49,8 +49,8 @@ def form_of(params: StructuredOutputsParams, field: str = "structured_outputs") 
             return Form(_regex(str(params.regex)))
         case "choice":
             return Form("(" + " | ".join(map(literal, dict.fromkeys(params.choice or ()))) + ")")
-        case "grammar":
-            return _user_grammar(str(params.grammar), where)
+        case "grammar" | "lark":
+            return _user_grammar(str(params.grammar or params.lark), where)
         case _:
             return _structural(params.structural_tag, where)
 

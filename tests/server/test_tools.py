@@ -195,6 +195,13 @@ def test_grammars_are_in_the_dialect(config: ServeConfig, template: str, prompt:
     assert service.requests[-1][1].structured_outputs is None or checked(_lark(service))
 
 
+def test_a_whole_grammar_of_ones_own_is_the_form_of_a_chats_answer(config: ServeConfig) -> None:
+    service = Speaker("l", template=THINKS)
+    run(_post(service, config, tools=None, structured_outputs={"lark": 'start: end\nend: "start"'}))
+    assert 'answer: end\nend: "start"' in _lark(service)
+    assert checked(_lark(service)) == _lark(service)
+
+
 def test_a_schema_that_no_grammar_can_say(config: ServeConfig) -> None:
     service = Speaker(TIME, template=HERMES)
     strange = {"type": "object", "properties": {"a": {"type": "array", "contains": {"const": 1}}}, "required": ["a"]}
