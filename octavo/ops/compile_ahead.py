@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, thread, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,9 @@ class _Compilers:
     def _compile(self, compile_one: Callable[[], Any], keep: Callable[[Any], None]) -> Any:
         from triton.runtime import driver
 
-        # A process that ends does not wait for kernels that nobody will launch.
-        if not threading.main_thread().is_alive():
+        # A process that ends does not wait for kernels that nobody will launch. Its main thread counts as alive until it has
+        # waited for these, so the pools of threads are asked.
+        if thread._shutdown:  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
             raise RuntimeError("the process ends")
         active: Any = driver.active
         kernel = compile_one()

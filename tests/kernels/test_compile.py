@@ -145,6 +145,35 @@ def test_a_launch_waits_for_its_kernel_or_compiles_it(
         assert compilers == [threading.get_ident()], "nobody has begun yet"
 
 
+_ENDS = """
+import time
+from types import SimpleNamespace
+from triton.runtime import driver
+from triton.runtime._async_compile import active_mode
+from octavo.ops.compile_ahead import compile_ahead
+from tools.kernel_cache import absent_driver
+
+def compile_one():
+    print("compiled", flush=True)
+    time.sleep(0.3)
+    return SimpleNamespace(src="", metadata="", metadata_group={"a.json": "a.json"})
+
+def work():
+    for number in range(30):
+        active_mode.get().submit(str(number), compile_one, lambda kernel: None)
+
+driver._active = absent_driver(90, launchers=False)
+compile_ahead(work, 2)
+time.sleep(0.1)
+"""
+
+
+def test_a_process_that_ends_waits_for_kernels_under_way_only() -> None:
+    command = [sys.executable, "-c", _ENDS]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert len(answer.stdout.splitlines()) == 2
+
+
 def test_every_kernel_file_is_compiled() -> None:
     files = {path.parent.name for path in (ROOT / "octavo/ops").glob("*/triton.py")}
     calls = (ROOT / "tests/kernels/compile_ahead.py").read_text()
