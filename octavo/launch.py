@@ -101,13 +101,16 @@ def build_engine(config: EngineConfig, checkpoint: Checkpoint) -> RunningEngine:
     from octavo.engine.schedule.limits import ScheduleLimits
     from octavo.engine.schedule.scheduler import Scheduler
 
-    events = config.cache.events and CacheEventPublisher(config.cache.events)
     executor, resolved = _open_executor(config, checkpoint)
     stages.done("libraries")
+    events = None
     try:
+        events = config.cache.events and CacheEventPublisher(config.cache.events)
         geometry, ready, report = _lay_out(config, resolved, executor, stages)
     except BaseException:
         executor.shutdown()
+        if events is not None:
+            events.close()
         raise
     budget = resolved.max_num_batched_tokens
     if not report.generates and config.schedule.max_num_batched_tokens is None:

@@ -17,6 +17,7 @@ from octavo.base.errors import CheckpointError, ConfigError
 from octavo.base.facts import ModelFacts, RopeFacts
 from octavo.config.engine import EngineConfig
 from octavo.engine.kvcache.geometry import solve
+from octavo.engine.transport.cache_events import CacheEventPublisher
 from octavo.protocol.kept import KeptLayer, KeptTokens, Plane
 
 PLANES = tuple(Plane(name=name, heads=1, dim=4, dtype="float32", itemsize=4) for name in ("keys", "values"))
@@ -101,6 +102,30 @@ def test_a_model_that_is_not_there_stops_the_process_it_started():
         assert not os.path.exists(process.folder)
 
     asyncio.run(run())
+
+
+def test_an_engine_that_does_not_load_gives_back_where_events_were_told(monkeypatch):
+    ended = []
+    executor = SimpleNamespace(shutdown=lambda: ended.append(True))
+    monkeypatch.setattr(launch, "_open_executor", lambda *_: (executor, None))
+    events = {"endpoint": f"inproc://{id(ended)}"}
+    opened = []
+
+    class Publisher(CacheEventPublisher):
+        def __init__(self, config):
+            super().__init__(config)
+            opened.append(self)
+
+    def fail(*_):
+        raise ConfigError("no room")
+
+    monkeypatch.setattr(launch, "CacheEventPublisher", Publisher)
+    monkeypatch.setattr(launch, "_lay_out", fail)
+    config = EngineConfig.from_options({"model": "m", "kv_events_config": events})
+    with pytest.raises(ConfigError, match="no room"):
+        launch.build_engine(config, None)
+    assert ended == [True]
+    assert all(one._context.closed for one in opened)
 
 
 def test_a_front_does_not_import_torch():
