@@ -93,22 +93,23 @@ def meet(store: Any, rank: int, size: int) -> PeerSum | str:
     """
     if size > _MOST_RANKS or not compiled("sums"):
         return f"more than {_MOST_RANKS} ranks" if size > _MOST_RANKS else "the kernel is not compiled"
-    sums, memories, outcome = module("sums"), list[int](), "opened"
+    opened, outcome = None, "opened"
     try:
-        memories = _open(store, sums, rank, size)
+        opened = _open(store, rank, size)
     except RuntimeError as error:
         outcome = str(error)
     store.set(f"outcome {rank}", outcome)
     outcomes = [store.get(f"outcome {other}").decode() for other in range(size)]
     failed = next((other for other in outcomes if other != "opened"), None)
-    return failed or PeerSum(sums, memories, rank)
+    return PeerSum(*opened, rank) if opened is not None and failed is None else str(failed)
 
 
-def _open(store: Any, sums: CudaModule, rank: int, size: int) -> list[int]:
-    """Take memory of our own, full of zeros, and return where that of each rank lies for this one."""
+def _open(store: Any, rank: int, size: int) -> tuple[CudaModule, list[int]]:
+    """Take memory of our own, full of zeros, and return the kernels and where that of each rank lies for this one."""
     num_bytes = 2 * size * (2 * MOST_SMALL + MOST_BYTES) + 4 * size * _most_blocks()
     places, handle = [ctypes.c_uint64() for _ in range(size)], _Handle()
     try:
+        sums = module("sums")
         sums.call("cuMemAlloc_v2", ctypes.byref(places[rank]), ctypes.c_size_t(num_bytes))
         sums.call("cuMemsetD8_v2", places[rank], 0, ctypes.c_size_t(num_bytes))
         sums.call("cuCtxSynchronize")
@@ -120,4 +121,4 @@ def _open(store: Any, sums: CudaModule, rank: int, size: int) -> list[int]:
         if other != rank:
             handle = _Handle.from_buffer_copy(store.get(f"memory {other}"))
             sums.call("cuIpcOpenMemHandle_v2", ctypes.byref(place), handle, _REACH)
-    return [place.value for place in places]
+    return sums, [place.value for place in places]
