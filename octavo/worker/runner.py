@@ -256,9 +256,10 @@ class ModelRunner:
         hidden = self.model.forward(batch.ids, batch.context)
         if plan.dummy:
             return lambda: StepResult(plan=plan.id)
+        # Scores first: tokens may wait for masks on the rank that samples, and all ranks meet in one order.
+        scores = self._scores(plan, rows, hidden) if len(plan.scores) and self.mesh.ends else None
         tokens = self._tokens(plan, rows, batch, hidden, index)
-        if len(plan.scores) and self.mesh.ends:
-            scores = self._scores(plan, rows, hidden)
+        if scores is not None:
             return lambda: msgspec.structs.replace(tokens(), scores=scores)
         if len(plan.pools) and self.mesh.samples:
             return self._with_vectors(plan, rows, hidden, tokens)
