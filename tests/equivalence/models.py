@@ -40,10 +40,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     ),
 }
 # Features that a model is not asked to have: ranks take seconds to start, so that three kinds have them.
-# Those three have no grammars in turn: together with ranks these combinations are still too slow.
-PLAIN: dict[str, tuple[str, ...]] = {
-    name: ("grammar",) if name in ("llama", "experts", "latent") else ("ranks",) for name in MODELS
-}
+PLAIN: dict[str, tuple[str, ...]] = dict.fromkeys(MODELS.keys() - {"llama", "experts", "latent"}, ("ranks",))
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
