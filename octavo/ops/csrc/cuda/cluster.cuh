@@ -1,4 +1,4 @@
-// What only sm_90 and later have: clusters of blocks, and copies in bulk.
+// What only sm_90 and later have: clusters of blocks, barriers in shared memory, and copies in bulk.
 #pragma once
 
 #include "common.cuh"
@@ -26,22 +26,29 @@ __device__ inline void write_to(float* at, uint32_t rank, float x) {
                  :: "r"(shared_address(at)), "r"(rank), "f"(x) : "memory");
 }
 
-// Copies bytes (a multiple of 16) into shared memory in the background; a barrier counts them. An expectation is a round of it.
-__device__ inline void barrier_init(uint64_t* barrier) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(barrier)) : "memory");
+// Barriers in shared memory, by their addresses: so many arrivals make a phase, and the bytes that were said to come.
+__device__ inline void barrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
 }
-__device__ inline void barriers_made() {
+// What was initialized is seen by copies, and by other blocks of the cluster.
+__device__ inline void barriers_visible() {
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ inline void expect_bytes(uint64_t* barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 :: "r"(shared_address(barrier)), "r"(bytes) : "memory");
+__device__ inline void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
-__device__ inline void wait_for_bytes(uint64_t* barrier, int phase) {
-    asm volatile("{.reg .pred done;\nAGAIN_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra AGAIN_%=;}"
-                 :: "r"(shared_address(barrier)), "r"(phase) : "memory");
+__device__ inline void barrier_expect(uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
-__device__ inline void copy_bulk(void* to, const void* from, int bytes, uint64_t* barrier) {
+// Waits until the phase of this parity is over.
+__device__ inline void barrier_wait(uint32_t barrier, int parity) {
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra.uni over;\nbra.uni again;\nover:\n}"
+                 :: "r"(barrier), "r"(parity) : "memory");
+}
+// Copies bytes (a multiple of 16) into shared memory in the background; a barrier expects them.
+__device__ inline void copy_bulk(void* to, const void* from, int bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+                 :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }

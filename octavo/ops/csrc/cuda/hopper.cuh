@@ -1,32 +1,17 @@
-// What Hopper (sm_90a) alone has: barriers in shared memory, copies of boxes of a tensor, products of whole warpgroups.
+// What Hopper (sm_90a) has beside: copies of boxes of a tensor, products of whole warpgroups.
 //
 // Boxes are 64 features (128 bytes) wide and lie row below row, their 16-byte pieces permuted in every 8 rows (the 128-byte
 // swizzle), which is what the descriptors of products say, too. A tile of more features is several such columns of boxes.
 #pragma once
 
-#include "common.cuh"
+#include "cluster.cuh"
 
 // As the driver writes it (cuTensorMapEncodeTiled).
 struct alignas(64) TensorMap { uint64_t opaque[16]; };
 
-__device__ inline void barrier_init(uint32_t barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ inline void barriers_visible() {
+// `barriers_visible` for copies that read descriptions in global memory, too.
+__device__ inline void barriers_visible_to_boxes() {
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
-}
-__device__ inline void barrier_arrive(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
-}
-__device__ inline void barrier_expect(uint32_t barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
-}
-// Waits until the phase of this parity is over.
-__device__ inline void barrier_wait(uint32_t barrier, int parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@done bra.uni over;\nbra.uni again;\nover:\n}"
-                 :: "r"(barrier), "r"(parity) : "memory");
 }
 
 // Some of the block's warps meet, by the name of a barrier.

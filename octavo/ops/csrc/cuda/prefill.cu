@@ -172,7 +172,7 @@ template <typename T, int D, int N, int STAGES, bool SOFTCAP> struct Attend {
             barrier_init(values_full(stage), 1);
             barrier_init(values_empty(stage), WARPS);
         }
-        barriers_visible();
+        barriers_visible_to_boxes();
     }
 
     // Warps of keys and warps of values, each of which copies a part of every tile.

@@ -62,11 +62,11 @@ template <typename T, bool NORM, int OUTPUT, int Q, int C> __device__ void multi
     auto load = [&](int load, int slot) {
         const int tile = load / C, k = begin + load % C * SPAN, bytes = max(min(SPAN, end - k), 0) * 2;
         const int output = (first + tile / HALVES) * 8 + lane;
-        if (lane == 0) expect_bytes(&arrived[slot], bytes * 8);
+        if (lane == 0) barrier_expect(shared_address(&arrived[slot]), bytes * 8);
         __syncwarp();
         if (lane < 8 && bytes > 0) {
             const T* from = static_cast<const T*>(p.weight) + size_t(output + tile % HALVES * p.N) * p.K + k;
-            copy_bulk(memory + slot * STAGE + lane * ROW, from, bytes, &arrived[slot]);
+            copy_bulk(memory + slot * STAGE + lane * ROW, from, bytes, shared_address(&arrived[slot]));
         }
     };
 
@@ -79,10 +79,10 @@ template <typename T, bool NORM, int OUTPUT, int Q, int C> __device__ void multi
         __syncthreads();
     }
     if (threadIdx.x < p.stages) {
-        barrier_init(&arrived[threadIdx.x]);
+        barrier_init(shared_address(&arrived[threadIdx.x]), 1);
         taken[threadIdx.x] = 0;
     }
-    barriers_made();
+    barriers_visible();
     if (warp == 0) {
         __syncwarp();
         for (int i = 0; i < min(p.stages, num_loads); ++i) load(i, i);
@@ -155,7 +155,7 @@ template <typename T, bool NORM, int OUTPUT, int Q, int C> __device__ void multi
         float sums[4] = {};
 #pragma unroll
         for (int chunk = 0; chunk < C; ++chunk) {
-            wait_for_bytes(&arrived[slot], phase);
+            barrier_wait(shared_address(&arrived[slot]), phase);
             const unsigned char* stage = memory + slot * STAGE + member * ROW + warp * Q * 64 + quad * 16;
 #pragma unroll
             for (int i = 0; i < Q; ++i) {
