@@ -45,8 +45,10 @@ class _Compilers:
 
     def __init__(self, num_threads: int, delay: float) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="octavo-compile")
-        self._began, self._num_found, self._turn = time.time(), 0, sys.getswitchinterval()
-        if delay:
+        self._began, self._num_found = time.time(), 0
+        # Of several that compile behind a start, the one that shortened the turns makes them long again.
+        self._turn = sys.getswitchinterval() if delay else 0.0
+        if self._turn > _TURN:
             sys.setswitchinterval(_TURN)
         self._delays = [delay] * num_threads
         self._coming, self._futures = dict[str, _Coming](), list[Future[Any]]()
@@ -85,7 +87,8 @@ class _Compilers:
 
     def _report(self) -> None:
         wait(self._futures)
-        sys.setswitchinterval(self._turn)
+        if self._turn > _TURN:
+            sys.setswitchinterval(self._turn)
         found, wanted, seconds = self._num_found, len(self._coming), time.time() - self._began
         if wanted:
             _log.info("kernels: %d of %d found compiled, the others compiled in %.1f s", found, wanted, seconds)

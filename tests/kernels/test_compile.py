@@ -17,7 +17,7 @@ from triton.runtime import driver
 from triton.runtime._async_compile import active_mode
 from triton.runtime.jit import JITFunction
 
-from octavo.ops.compile_ahead import compile_ahead
+from octavo.ops.compile_ahead import _Compilers, compile_ahead  # pyright: ignore[reportPrivateUsage]
 from octavo.ops.registry import ops
 from tests.arch.sources import ROOT
 from tools.kernel_cache import absent_driver
@@ -115,6 +115,19 @@ def test_one_thread_compiles_while_others_launch(monkeypatch: pytest.MonkeyPatch
     assert launched[-1] == (32, False)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_interpreters_turns_are_as_long_as_before_when_all_is_compiled(order: tuple[int, int]) -> None:
+    """Two engines start in one process; what a third compiles before it is ready changes nothing."""
+    before = sys.getswitchinterval()
+    behind = [_Compilers(1, 0.01), _Compilers(1, 0.01)]
+    assert sys.getswitchinterval() < 0.001 < before
+    _Compilers(1, 0.0).end()()
+    assert sys.getswitchinterval() < 0.001
+    for place in order:
+        behind[place].end()()
+    assert sys.getswitchinterval() == before
+
+
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_launch_waits_for_its_kernel_or_compiles_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, behind: bool
@@ -150,7 +163,7 @@ import time
 from types import SimpleNamespace
 from triton.runtime import driver
 from triton.runtime._async_compile import active_mode
-from octavo.ops.compile_ahead import compile_ahead
+from octavo.ops.compile_ahead import _Compilers, compile_ahead  # pyright: ignore[reportPrivateUsage]
 from tools.kernel_cache import absent_driver
 
 def compile_one():
