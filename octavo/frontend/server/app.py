@@ -111,9 +111,8 @@ def create_library(
     shelf = Shelf(list(models), load, most=config.max_loaded_models, max_waiting=max_waiting)
     stats = {name: functools.partial(stats_of, name) for name in models}
     metrics = {name: ServerMetrics(name, stats[name], names=config.metrics_names) for name in models}
-    every = _context(
-        cast(TextService, shelf), config, shelf.names
-    )  # What needs no model asks for no more than a shelf has.
+    # What needs no model asks for no more than a shelf has.
+    every = _context(cast(TextService, shelf), config, shelf.names)
     every.metrics.join(metrics.values())
     return _create(every, [Middleware(shelf.middleware, limit=config.max_body_bytes)]), shelf
 
