@@ -84,12 +84,15 @@ class EngineCore:
         plan = scheduler.plan(lockstep)
         if plan is not None:
             self._executor.submit(plan)
-            self._mask()
-        if scheduler.num_in_flight and (plan is None or scheduler.num_in_flight >= scheduler.state.limits.depth):
+            if self._grammars is not None:
+                self._mask(self._grammars)
+        in_flight = scheduler.num_in_flight
+        if in_flight and (plan is None or in_flight >= scheduler.state.limits.depth):
             result = self._executor.collect()
             assert result is not None
             delta = scheduler.commit(result)
-            self._mask()
+            if self._grammars is not None:
+                self._mask(self._grammars)
         else:
             if plan is None:
                 self._executor.check()
@@ -99,9 +102,10 @@ class EngineCore:
             self._log.clear()
         return delta
 
-    def _mask(self) -> None:
+    def _mask(self, grammars: Grammars) -> None:
         """Send the masks that the oldest plan waits for, now that all before it are committed."""
-        if self._grammars is not None and (masks := self._scheduler.masks(self._grammars)) is not None:
+        masks = self._scheduler.masks(grammars)
+        if masks is not None:
             self._executor.mask(masks)
 
     def _take_compiled(self) -> None:
