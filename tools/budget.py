@@ -34,7 +34,7 @@ CEILINGS = {
     "checkpoint": 2_000,
     "observe": 500,
     "protocol": 1_050,
-    "config": 1_200,
+    "config": 1_000,
     "base": 700,
 }
 FILE_LINES = 500

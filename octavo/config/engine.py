@@ -11,7 +11,6 @@ from octavo.base.logging import get_logger
 from octavo.base.naming import unknown_name
 from octavo.config.cache import CacheConfig
 from octavo.config.device import DeviceConfig
-from octavo.config.foreign import FOREIGN
 from octavo.config.model import ModelConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
@@ -50,6 +49,8 @@ class EngineConfig:
         Options of vLLM's that Octavo has not are noted in the log, or refused with the reason (`octavo.config.foreign`); those of
         the server are noted.
         """
+        from octavo.config.foreign import FOREIGN  # Not read in processes that are given a whole configuration.
+
         concerns: dict[str, Any] = {declared.name: declared.default_factory for declared in fields(EngineConfig)}
         homes = {declared.name: concern for concern, cls in concerns.items() for declared in fields(cls)}
         split: dict[str, dict[str, Any]] = {concern: {} for concern in concerns}
