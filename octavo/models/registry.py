@@ -1,4 +1,4 @@
-"""From an architecture's name to the class that computes it; the rows are in `octavo/checkpoint/architectures.py`."""
+"""From an architecture's name to the class that computes it; the rows are in `octavo/checkpoint/architectures.json`."""
 
 from __future__ import annotations
 

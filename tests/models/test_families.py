@@ -32,7 +32,7 @@ def test_the_page_has_every_architecture_with_its_file_and_lines() -> None:
     page = re.findall(r"^\| (\w+) \| `(.+)` \| (\d+) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert {name: (file, int(lines)) for name, file, lines in page} == described(), "python -m tests.models.measure"
     assert {*FAMILIES, *ENCODERS} == set(described()), (
-        "a model is a file, a row in checkpoint/architectures.py, and a row in families.py"
+        "a model is a file, a row in checkpoint/architectures.json, and a row in families.py"
     )
     lines = sorted(int(lines) for _, _, lines in page)
     assert lines[len(lines) // 2] <= 150
