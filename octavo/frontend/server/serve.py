@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import uvicorn
@@ -129,9 +128,12 @@ async def serve_http(app: Starlette, service: TextService | Shelf, config: Serve
 
 
 def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
+    from octavo.frontend.server.http import LimitedHttpProtocol  # The engine is started before it is read.
+
     return uvicorn.Config(
         app,
-        http=_http_protocol(config),  # pyright: ignore[reportArgumentType]  # A class, or what makes one.
+        # What makes the class that is asked for.
+        http=functools.partial(LimitedHttpProtocol, seconds=config.read_timeout),  # pyright: ignore[reportArgumentType]
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -147,15 +149,6 @@ def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
         ssl_ciphers=config.ssl_ciphers,  # pyright: ignore[reportArgumentType]  # None in newer versions only
         h11_max_incomplete_event_size=config.h11_max_incomplete_event_size,
     )
-
-
-def _http_protocol(config: ServeConfig) -> str | Callable[..., asyncio.Protocol]:
-    if importlib.util.find_spec("httptools") is None:
-        _logger.warning("the package httptools is not installed: streamed tokens cost the server more time")
-        return "h11"
-    from octavo.frontend.server.http import LimitedHttpProtocol
-
-    return functools.partial(LimitedHttpProtocol, seconds=config.read_timeout)
 
 
 async def _drain(server: uvicorn.Server, service: TextService | Shelf, timeout: float) -> None:

@@ -227,12 +227,12 @@ def _renamed(error: InvalidRequestError, body: schema.ChatBody) -> InvalidReques
 
 def _conversation(body: schema.ChatBody) -> Conversation:
     choice = body.tool_choice
-    named = choice.function.name if isinstance(choice, schema.NamedTool) else None
+    named = choice.function.name if isinstance(choice, schema.Tool) else None
     variables = body.chat_template_kwargs or {}
     return Conversation(
         messages=template_messages(body.messages),
         tools=template_tools(body.tools),
-        tool_choice="required" if isinstance(choice, schema.NamedTool) else choice or "auto",
+        tool_choice="required" if isinstance(choice, schema.Tool) else choice or "auto",
         tool_name=named,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning_effort,

@@ -55,23 +55,10 @@ class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """A tool that the model may call."""
+    """A tool that the model may call, or by its name alone the one that it must."""
 
     type: Literal["function"]
     function: Function
-
-
-class FunctionName(msgspec.Struct, kw_only=True):
-    """The name of a tool."""
-
-    name: str
-
-
-class NamedTool(msgspec.Struct, kw_only=True):
-    """The tool that must be called."""
-
-    type: Literal["function"]
-    function: FunctionName
 
 
 class Message(msgspec.Struct, kw_only=True):
@@ -153,7 +140,7 @@ class ChatBody(CommonFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: Literal["auto", "none", "required"] | Tool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
