@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from octavo.base.errors import InvalidRequestError
+from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.errors import BodyTooLargeError
 
 # In a request's scope: its body, where that was read before.
@@ -17,6 +20,20 @@ BODY = "octavo.body"
 _T = TypeVar("_T")
 _AT = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
+
+
+async def asked_of(
+    request: Request, kind: type[_T], check: Callable[[bytes], None] = lambda _: None
+) -> tuple[ServerContext, _T]:
+    """Return who answers a request, and its body as a record of this kind; check: of its bytes, where they make one.
+
+    Raises BodyTooLargeError, InvalidRequestError that names the field, and what `check` raises.
+    """
+    context = context_of(request)
+    data = await read_body(request, context.config.max_body_bytes)
+    body = decode_body(kind, data)
+    check(data)
+    return context, body
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -39,8 +56,12 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def decode_body(decoder: msgspec.json.Decoder[_T], data: bytes) -> _T:
+_decoder = functools.cache(msgspec.json.Decoder)
+
+
+def decode_body(kind: type[_T], data: bytes) -> _T:
     """Return the record in `data`; raises InvalidRequestError that names the field for anything else."""
+    decoder: msgspec.json.Decoder[_T] = _decoder(kind)
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:

@@ -156,13 +156,10 @@ class Shelf:
         return chosen
 
     def _asked(self, data: bytes) -> str:
-        name, names = decode_body(_decoder, data).model, self.names
+        name, names = decode_body(_Named, data).model, self.names
         if name is None:
             raise InvalidRequestError(f"model is required: one of {', '.join(names)}", field="model")
         for known in (name, name.removesuffix(":latest")):  # Clients of Ollama's may add it.
             if known in names:
                 return known
         raise NotFoundError(f"the model {name!r} does not exist; served here: {', '.join(names)}", field="model")
-
-
-_decoder = msgspec.json.Decoder(_Named)

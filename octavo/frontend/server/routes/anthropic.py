@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import InvalidRequestError, OctavoError
-from octavo.frontend.server.body import decode_body, read_body
-from octavo.frontend.server.context import context_of
+from octavo.frontend.server.body import asked_of
 from octavo.frontend.server.errors import anthropic_error, renamed
 from octavo.frontend.server.routes.answers import json_response, label
 from octavo.frontend.server.routes.anthropic_schema import FORMAT, CountBody, MessagesBody, conversation, sampling
@@ -20,8 +18,6 @@ from octavo.frontend.server.routes.encoders import Events, answer
 from octavo.frontend.server.turns import Turn, begin_turn, render_turn
 from octavo.frontend.text.dialects.events import TurnDelta
 
-_messages_decoder = msgspec.json.Decoder(MessagesBody)
-_count_decoder = msgspec.json.Decoder(CountBody)
 _DELTAS: Mapping[BlockKind, tuple[str, str]] = {
     "text": ("text_delta", "text"),
     "thoughts": ("thinking_delta", "thinking"),
@@ -32,8 +28,7 @@ _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 async def messages(request: Request) -> Response:
     """Answer a conversation, streamed or whole."""
-    context = context_of(request)
-    body = decode_body(_messages_decoder, await read_body(request, context.config.max_body_bytes))
+    context, body = await asked_of(request, MessagesBody)
     model = context.served_name(body.model)
     params = sampling(body, context.service.sampling)
     named = label(request, "msg")
@@ -47,8 +42,7 @@ async def messages(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """Say how many tokens a conversation has, its system prompt and tools included."""
-    context = context_of(request)
-    body = decode_body(_count_decoder, await read_body(request, context.config.max_body_bytes))
+    context, body = await asked_of(request, CountBody)
     context.served_name(body.model)
     prompt = await render_turn(request, context, conversation(body))
     return json_response({"input_tokens": len(prompt)})

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import InvalidRequestError, OctavoError
-from octavo.frontend.server.body import decode_body, read_body
-from octavo.frontend.server.context import ServerContext, context_of
+from octavo.frontend.server.body import asked_of
+from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.errors import error_object, renamed
 from octavo.frontend.server.routes import openai_schema as schema
 from octavo.frontend.server.routes.answers import json_response, label, token_bytes_of
@@ -33,18 +33,13 @@ from octavo.frontend.text.dialects.events import (
 from octavo.protocol.output import Logprob
 from octavo.protocol.sampling import SamplingParams
 
-_decoder = msgspec.json.Decoder(schema.ChatBody)
-
 # Tokens and their logprobs -> `logprobs` of a choice; None where none were asked for.
 LogprobShape = Callable[[list[int], list[dict[int, Logprob]]], dict[str, Any] | None]
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a chat request, streamed or whole."""
-    context = context_of(request)
-    data = await read_body(request, context.config.max_body_bytes)
-    body = decode_body(_decoder, data)
-    schema.refuse_unsupported(data)
+    context, body = await asked_of(request, schema.ChatBody, schema.refuse_unsupported)
     model = context.served_name(body.model)
     schema.check_common(body, 1)
     params = _params(body, context)

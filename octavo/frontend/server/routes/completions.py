@@ -6,13 +6,12 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import InvalidRequestError
-from octavo.frontend.server.body import decode_body, read_body
-from octavo.frontend.server.context import ServerContext, context_of
+from octavo.frontend.server.body import asked_of
+from octavo.frontend.server.context import ServerContext
 from octavo.frontend.server.events import Echo, Generation, Prompt, PromptLogprobs
 from octavo.frontend.server.routes import openai_schema as schema
 from octavo.frontend.server.routes.answers import begin, collect, json_response, label, token_bytes_of
@@ -23,15 +22,10 @@ from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.output import CompletionOutput
 from octavo.protocol.sampling import SamplingParams
 
-_decoder = msgspec.json.Decoder(schema.CompletionBody)
-
 
 async def completions(request: Request) -> Response:
     """Answer a completion request, streamed or whole."""
-    context = context_of(request)
-    data = await read_body(request, context.config.max_body_bytes)
-    body = decode_body(_decoder, data)
-    schema.refuse_unsupported(data)
+    context, body = await asked_of(request, schema.CompletionBody, schema.refuse_unsupported)
     model = context.served_name(body.model)
     prompts = _prompts(body, context)
     schema.check_common(body, len(prompts))

@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import InvalidRequestError
-from octavo.frontend.server.body import check_numbers, decode_body, read_body
-from octavo.frontend.server.context import context_of
+from octavo.frontend.server.body import asked_of, check_numbers
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.events import Generation, PromptLogprobs, start
 from octavo.frontend.server.routes.answers import collect, json_response, label
@@ -33,13 +32,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
 
 
-_decoder = msgspec.json.Decoder(GenerateBody)
-
-
 async def generate(request: Request) -> Response:
     """Continue token ids, streamed or whole."""
-    context = context_of(request)
-    body = decode_body(_decoder, await read_body(request, context.config.max_body_bytes))
+    context, body = await asked_of(request, GenerateBody)
     context.served_name(body.model)
     check_numbers(body.sampling_params, "sampling_params")
     params = _params(body.sampling_params)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import InvalidRequestError, OctavoError
-from octavo.frontend.server.body import decode_body, read_body
+from octavo.frontend.server.body import asked_of
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.errors import ollama_error, renamed
@@ -78,15 +78,9 @@ class _ShowBody(msgspec.Struct, kw_only=True):
     model: str
 
 
-_chat_decoder = msgspec.json.Decoder(_ChatBody)
-_generate_decoder = msgspec.json.Decoder(_GenerateBody)
-_show_decoder = msgspec.json.Decoder(_ShowBody)
-
-
 async def chat(request: Request) -> Response:
     """Answer a conversation."""
-    context = context_of(request)
-    body = decode_body(_chat_decoder, await read_body(request, context.config.max_body_bytes))
+    context, body = await asked_of(request, _ChatBody)
     for index, message in enumerate(body.messages):
         if message.images:
             raise unsupported(f"messages[{index}].images")
@@ -97,8 +91,7 @@ async def chat(request: Request) -> Response:
 
 async def generate(request: Request) -> Response:
     """Answer a prompt, or with `raw` continue it."""
-    context = context_of(request)
-    body = decode_body(_generate_decoder, await read_body(request, context.config.max_body_bytes))
+    context, body = await asked_of(request, _GenerateBody)
     for name, given in (("suffix", body.suffix), ("images", body.images)):
         if given:
             raise unsupported(name)
@@ -116,8 +109,7 @@ async def list_tags(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """Say what the model can."""
-    context = context_of(request)
-    body = decode_body(_show_decoder, await read_body(request, context.config.max_body_bytes))
+    context, body = await asked_of(request, _ShowBody)
     _served_name(context, body.model)
     facts = {"general.architecture": "octavo", "octavo.context_length": context.service.max_model_len}
     shown = {"details": _DETAILS, "model_info": facts, "capabilities": ["completion", "tools"]}

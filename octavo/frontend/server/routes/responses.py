@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import InvalidRequestError, OctavoError
-from octavo.frontend.server.body import decode_body, read_body
+from octavo.frontend.server.body import asked_of
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.errors import defect, renamed
 from octavo.frontend.server.response_store import StoredResponse
@@ -32,7 +32,6 @@ from octavo.frontend.server.sse import encode_json
 from octavo.frontend.server.turns import Turn, begin_turn
 from octavo.protocol.sampling import SamplingParams
 
-_decoder = msgspec.json.Decoder(ResponsesBody)
 _NAMES = {
     "prompt": "input",
     "messages": "input",
@@ -43,8 +42,7 @@ _NAMES = {
 
 async def create_response(request: Request) -> Response:
     """Answer a list of items, as `stream` and `background` say."""
-    context = context_of(request)
-    body = decode_body(_decoder, await read_body(request, context.config.max_body_bytes))
+    context, body = await asked_of(request, ResponsesBody)
     model = context.served_name(body.model)
     check(body, alone=context.config.api_server_count == 1)
     before: Messages = []

@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.base.errors import InvalidRequestError
-from octavo.frontend.server.body import decode_body, read_body
-from octavo.frontend.server.context import context_of
+from octavo.frontend.server.body import asked_of
 from octavo.frontend.server.disconnect import until_disconnect
 from octavo.frontend.server.routes.answers import json_response
 from octavo.frontend.server.routes.chat import template_messages, template_tools
@@ -39,16 +38,9 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
-
-
 async def tokenize(request: Request) -> Response:
     """Return the ids that a prompt or a conversation would have as a request."""
-    context = context_of(request)
-    data = await read_body(request, context.config.max_body_bytes)
-    body = decode_body(_tokenize_decoder, data)
-    refuse_unsupported(data)
+    context, body = await asked_of(request, TokenizeBody, refuse_unsupported)
     context.served_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("either prompt or messages is required", field="prompt")
@@ -73,8 +65,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
-    context = context_of(request)
-    body = decode_body(_detokenize_decoder, await read_body(request, context.config.max_body_bytes))
+    context, body = await asked_of(request, DetokenizeBody)
     context.served_name(body.model)
     text = await until_disconnect(request.receive, context.service.detokenize(body.tokens))
     return json_response({"prompt": text})
