@@ -49,24 +49,7 @@ _PUBLIC = {
     "TokensPrompt": "octavo.frontend.intake",
     "OctavoError": "octavo.base.errors",
 }
-__all__ = [
-    "LLM",
-    "AsyncLLM",
-    "BeamSearchParams",
-    "CompletionOutput",
-    "EmbeddingRequestOutput",
-    "EngineConfig",
-    "Logprob",
-    "OctavoError",
-    "PoolingParams",
-    "PoolingRequestOutput",
-    "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "StructuredOutputsParams",
-    "TextPrompt",
-    "TokensPrompt",
-]
+__all__ = sorted(_PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

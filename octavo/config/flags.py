@@ -30,18 +30,8 @@ from octavo.config.serve import ServeConfig
 
 ENGINE_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig, DeviceConfig)
 SERVE_RECORDS: tuple[type[Any], ...] = (ServeConfig,)
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "K": 2**10,
-    "M": 2**20,
-    "G": 2**30,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, **_BINARY, **{f"{one}iB": size for one, size in _BINARY.items()}}
 _WHOLE = re.compile(r"(-?\d+)(k|m|g|KiB|MiB|GiB|K|M|G|)")
 
 
