@@ -111,43 +111,49 @@ inline __attribute__((always_inline)) Words load_words(const uint8_t* from, int 
 
 // Reads the first `count` of 16 halves of a word; the others are zero.
 inline __attribute__((always_inline)) Words load_halves(const uint8_t* from, int count) {
-    Words words = {};
-#if defined(__AVX512BW__)
-    words.part[0] = (WordPart)_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(count), from));
-#else
     uint16_t halves[LANES] = {};
     memcpy(halves, from, 2 * static_cast<size_t>(count));
     int32_t whole[LANES];
     for (int i = 0; i < LANES; i++) whole[i] = halves[i];
+    Words words;
     memcpy(&words, whole, sizeof words);
-#endif
     return words;
 }
 
-// float16, exact for all finite values: shifted in place, what is wrong is the exponent's bias alone.
-inline __attribute__((always_inline)) Lanes from_f16(Words halves) {
-    Lanes size = as_floats((halves & 0x7fff) << 13) * splat(0x1p112f);
+// The same of float16, exact for all finite values.
+inline __attribute__((always_inline)) Lanes load_f16(const uint8_t* from, int count) {
+#if defined(__AVX512BW__)
+    return {{(FloatPart)_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(count), from))}};
+#else
+    // Shifted in place, what is wrong is the exponent's bias alone.
+    const Words halves = load_halves(from, count);
+    const Lanes size = as_floats((halves & 0x7fff) << 13) * splat(0x1p112f);
     return as_floats(bits_of(size) | (halves & 0x8000) << 16);
+#endif
 }
 
-// sum + the products of four unsigned bytes of each word with the four signed bytes of `four`. Nothing overflows.
-inline __attribute__((always_inline)) Words dot(Words sum, Words bytes, int32_t four) {
+// Of the four unsigned bytes of each word the first and the third, and the second and the fourth, each as 16 bits.
+inline __attribute__((always_inline)) Words low_halves(Words bytes) { return bytes & 0x00ff00ff; }
+inline __attribute__((always_inline)) Words high_halves(Words bytes) {
+#if defined(__AVX512BW__)
+    bytes.part[0] = (WordPart)_mm512_srli_epi16((__m512i)bytes.part[0], 8);
+    return bytes;
+#else
+    return bytes >> 8 & 0x00ff00ff;
+#endif
+}
+
+// sum + the products of the two halves of each word with those of `two`, all signed. Nothing overflows.
+inline __attribute__((always_inline)) Words dot(Words sum, Words halves, const int32_t* two) {
 #if defined(__AVX512VNNI__)
-    sum.part[0] = (WordPart)_mm512_dpbusd_epi32((__m512i)sum.part[0], (__m512i)bytes.part[0], _mm512_set1_epi32(four));
+    // Compilers spread the word in an instruction of its own.
+    __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum.part[0]) : "v"(halves.part[0]), "m"(*two));
     return sum;
 #elif defined(__AVX2__) && !defined(__AVX512BW__)
-    // In pairs of 16 bits: the products of 8 bits would overflow theirs.
-    const __m256i fours = _mm256_set1_epi32(four), mask = _mm256_set1_epi16(255);
-    const __m256i odd = _mm256_srai_epi16(fours, 8), even = _mm256_srai_epi16(_mm256_slli_epi16(fours, 8), 8);
-    each_part([&](int i) {
-        const __m256i part = (__m256i)bytes.part[i];
-        sum.part[i] += (WordPart)_mm256_madd_epi16(_mm256_and_si256(part, mask), even);
-        sum.part[i] += (WordPart)_mm256_madd_epi16(_mm256_srli_epi16(part, 8), odd);
-    });
+    each_part([&](int i) { sum.part[i] += (WordPart)_mm256_madd_epi16((__m256i)halves.part[i], _mm256_set1_epi32(*two)); });
     return sum;
 #else
-    for (int i = 0; i < 4; i++) sum = sum + (bytes >> (8 * i) & 255) * splat(int32_t{static_cast<int8_t>(four >> (8 * i))});
-    return sum;
+    return sum + (halves << 16 >> 16) * splat(*two << 16 >> 16) + (halves >> 16) * splat(*two >> 16);
 #endif
 }
 
@@ -183,11 +189,7 @@ template <class T>
 inline void write_lanes(T* to, Lanes lanes, int count) {
     float whole[LANES];
     memcpy(whole, &lanes, sizeof whole);
-    if (count == LANES) {
-        for (int i = 0; i < LANES; i++) narrow(whole[i], to + i);
-    } else {
-        for (int i = 0; i < count; i++) narrow(whole[i], to + i);
-    }
+    for (int i = 0; i < count; i += Floats::WIDTH) store_part(to + i, load(whole + i), min64(Floats::WIDTH, count - i));
 }
 
 OCTAVO_END

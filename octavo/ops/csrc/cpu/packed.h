@@ -89,12 +89,9 @@ class Block {
 
   public:
     Block(const uint8_t* from, int rows) {
-        first_ = from_f16(load_halves(from, rows));
-        if constexpr (F.num_halves == 2) {
-            Words second = load_halves(from + 2 * rows, rows);
-            if constexpr (F.minimum) second_ = from_f16(second);
-            if constexpr (F.scales == Scales::SIX_APART) words_[1] = second;
-        }
+        first_ = load_f16(from, rows);
+        if constexpr (F.num_halves == 2 && F.minimum) second_ = load_f16(from + 2 * rows, rows);
+        if constexpr (F.scales == Scales::SIX_APART) words_[1] = load_halves(from + 2 * rows, rows);
         const uint8_t* words = from + 2 * rows * F.num_halves;
         for (int i = 0; i < F.num_words; i++) words_[i] = load_words(words + 4 * rows * i, rows);
     }

@@ -1,8 +1,8 @@
 // x [rows, ins] times packed weights [outs, ins]: out [rows, outs].
 //
 // Exactly: codes become numbers in registers, and are multiplied as floats. By integers: x is cut into groups of 32 with one
-// scale each and rounded to 16 bits; a group's codes are multiplied with those, the upper and the lower 8 apart. Either way a row's result is the same bits
-// whatever rows are beside it: sums are made in one order, 16 or 32 inputs at a time.
+// scale each and rounded to 16 bits; sums of a group are whole numbers. Either way a row's result is the same bits whatever
+// rows are beside it: sums are made in one order, 16 or 32 inputs at a time.
 // levels: scalar avx2 vnni neon
 #include "packed.h"
 
@@ -17,74 +17,74 @@ struct ProductArgs {
     int64_t kind, num_rows, num_ins, num_outs, x_stride, out_stride, x_dtype, out_dtype, bias_dtype, integers;
 };
 
-// Rows of x that share a panel's codes while those lie in registers: 1, 4 or 16, this at most.
-constexpr int WIDEST = PARTS == 1 ? 16 : 4;
+// Rows of x that share a panel's codes while those lie in registers: this many at most, else half as many, and so on.
+constexpr int WIDEST = PARTS == 1 ? 8 : 4;
 
-inline int tile_rows(int64_t left) {
+// Calls body(first row, rows) for all tiles.
+template <class Body>
+void each_tile(int64_t num_rows, const Body& body) {
     int rows = WIDEST;
-    while (rows > left) rows /= 4;
-    return rows;
-}
-
-// x is copied so that a tile of M rows takes it from one place after another, M * ins numbers for each tile. Exactly:
-// [ins][M] floats. By integers: [unit][M] records of words: the upper 8 bits of 32 rounded inputs, the lower ones, their scale, and for each group what it adds to
-// every output, -offset * the sum of its inputs (rounded, a whole number), or for codes with a minimum that sum (a float).
-template <class K>
-constexpr int RECORD = 17 + K::form.groups_of_unit();
-
-// The largest rounded input: its upper 8 bits must not round up to 128.
-constexpr float MOST = 127.0f * 256.0f;
-
-template <class K, class T>
-void round_row(const T* x, int64_t num_ins, int32_t* record, int apart) {
-    constexpr Form F = K::form;
-    for (int64_t first = 0; first < num_ins; first += 32, record += RECORD<K> * apart) {
-        float numbers[32], most = 0.0f, poison = 0.0f;
-        for (int i = 0; i < 32; i++) numbers[i] = widen(x[first + i]);
-        for (int i = 0; i < 32; i++) most = most > fabsf(numbers[i]) ? most : fabsf(numbers[i]);
-        // NaN where a number is not finite, else 0.
-        for (int i = 0; i < 32; i++) poison += numbers[i] * 0.0f;
-        const float scale = most / MOST + poison, inverse = most > 0.0f ? MOST / most : 0.0f;
-        // The lowest bits of what is moved to 1.5 * 2^23 are the nearest whole number.
-        int32_t whole[32];
-        int8_t upper[32], lower[32];
-        for (int i = 0; i < 32; i++) {
-            whole[i] = static_cast<int16_t>(to_bits(numbers[i] * inverse + 0x1.8p23f));
-            lower[i] = static_cast<int8_t>(whole[i]);
-            upper[i] = static_cast<int8_t>((whole[i] - lower[i]) >> 8);
-        }
-        memcpy(record, upper, 32);
-        memcpy(record + 8, lower, 32);
-        memcpy(record + 16, &scale, 4);
-        for (int group = 0; group < F.groups_of_unit(); group++) {
-            int32_t sum = 0;
-            for (int i = 0; i < F.group; i++) sum += whole[F.group * group + i];
-            const float whole_sum = scale * static_cast<float>(sum);
-            const int32_t offset = -F.offset * sum;
-            memcpy(record + 17 + group, F.minimum ? static_cast<const void*>(&whole_sum) : &offset, 4);
-        }
+    for (int64_t first = 0; first < num_rows; first += rows) {
+        while (rows > num_rows - first) rows /= 2;
+        body(first, rows);
     }
 }
 
-// Calls body(i, row 0 of i's tile, rows of the tile) for the rows of x.
-template <class Body>
-void each_row(int64_t num_rows, const Body& body) {
-    parallel_for(num_rows, 4, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++) {
-            int64_t first = i / WIDEST * WIDEST;
-            int rows = tile_rows(num_rows - first);
-            for (; i >= first + rows; rows = tile_rows(num_rows - first)) first += rows;
-            body(i, first, rows);
-        }
-    });
+// x is copied so that a tile of M rows takes it from one place after another, M * ins numbers for each tile. Exactly:
+// [ins][M] floats. By integers: [unit][M] records of words: 16 pairs of rounded inputs, their scale, and for each group what it
+// adds to every output, -offset * the sum of its inputs (rounded, a whole number), or for codes with a minimum that sum (a float).
+template <class K>
+constexpr int RECORD = 17 + K::form.groups_of_unit();
+
+// The largest rounded input.
+constexpr float MOST = 32767.0f;
+
+// Makes the record of 32 inputs.
+template <class K, class T>
+void round_unit(const T* x, int32_t* record) {
+    constexpr Form F = K::form;
+    float numbers[32];
+    for (int i = 0; i < 32; i++) numbers[i] = widen(x[i]);
+    // Sizes are in the order of their bits; what is not finite has the largest.
+    int32_t largest = 0;
+    for (int i = 0; i < 32; i++) {
+        const auto size = static_cast<int32_t>(to_bits(numbers[i]) & 0x7fffffff);
+        largest = size > largest ? size : largest;
+    }
+    const float most = from_bits(static_cast<uint32_t>(largest));
+    const float scale = most / MOST + most * 0.0f, inverse = most > 0.0f ? MOST / most : 0.0f;
+    // The lowest bits of what is moved to 1.5 * 2^23 are the nearest whole number.
+    int16_t whole[32];
+    for (int i = 0; i < 32; i++) whole[i] = static_cast<int16_t>(to_bits(numbers[i] * inverse + 0x1.8p23f));
+    // In pairs as `low_halves` and `high_halves` take codes: of every four the first and the third, the second and the fourth.
+    uint64_t fours[8];
+    memcpy(fours, whole, 64);
+    for (auto& four : fours) {
+        four = (four & 0xffff00000000ffff) | (four >> 16 & 0xffff0000) | (four << 16 & 0xffff00000000);
+    }
+    memcpy(record, fours, 64);
+    memcpy(record + 16, &scale, 4);
+    for (int group = 0; group < F.groups_of_unit(); group++) {
+        int32_t sum = 0;
+        for (int i = 0; i < F.group; i++) sum += whole[F.group * group + i];
+        const float whole_sum = scale * static_cast<float>(sum);
+        const int32_t offset = -F.offset * sum;
+        memcpy(record + 17 + group, F.minimum ? static_cast<const void*>(&whole_sum) : &offset, 4);
+    }
 }
 
 template <class K, class T>
 const void* round_input(const ProductArgs& a, const T* x) {
-    const int64_t words = a.num_ins / 32 * RECORD<K>;
-    auto* records = static_cast<int32_t*>(scratch(0, static_cast<size_t>(a.num_rows * words * 4)));
-    each_row(a.num_rows, [&](int64_t i, int64_t first, int rows) {
-        round_row<K>(x + i * a.x_stride, a.num_ins, records + first * words + (i - first) * RECORD<K>, rows);
+    const int64_t units = a.num_ins / 32;
+    auto* records = static_cast<int32_t*>(scratch(0, static_cast<size_t>(a.num_rows * units * RECORD<K> * 4)));
+    parallel_for(units, max64(1, 128 / a.num_rows), [&](int64_t begin, int64_t end) {
+        each_tile(a.num_rows, [&](int64_t first, int rows) {
+            for (int m = 0; m < rows; m++) {
+                const T* row = x + (first + m) * a.x_stride;
+                int32_t* record = records + (first * units + begin * rows + m) * RECORD<K>;
+                for (int64_t u = begin; u < end; u++, record += rows * RECORD<K>) round_unit<K>(row + 32 * u, record);
+            }
+        });
     });
     return records;
 }
@@ -92,9 +92,13 @@ const void* round_input(const ProductArgs& a, const T* x) {
 template <class T>
 const void* widen_input(const ProductArgs& a, const T* x) {
     auto* floats = static_cast<float*>(scratch(0, static_cast<size_t>(a.num_rows * a.num_ins * 4)));
-    each_row(a.num_rows, [&](int64_t i, int64_t first, int rows) {
-        float* to = floats + first * a.num_ins + (i - first);
-        for (int64_t k = 0; k < a.num_ins; k++) to[k * rows] = widen(x[i * a.x_stride + k]);
+    parallel_for(a.num_ins, max64(1, 4096 / a.num_rows), [&](int64_t begin, int64_t end) {
+        each_tile(a.num_rows, [&](int64_t first, int rows) {
+            float* to = floats + first * a.num_ins;
+            for (int64_t k = begin; k < end; k++) {
+                for (int m = 0; m < rows; m++) to[k * rows + m] = widen(x[(first + m) * a.x_stride + k]);
+            }
+        });
     });
     return floats;
 }
@@ -103,23 +107,32 @@ const void* widen_input(const ProductArgs& a, const T* x) {
 template <int GROUPS, bool MINIMUM, int M>
 inline __attribute__((always_inline)) void add_unit(
     const Words* codes, const Lanes* scales, const Lanes* minima, const int32_t* records, Lanes* sums) {
-    constexpr int STEPS = 8 / GROUPS;
+    // A group's sum is added up in so many, as one waits for its own last step.
+    constexpr int STEPS = 8 / GROUPS, CHAINS = M < 8 ? 2 : 1, SIZE = 17 + GROUPS;
 #pragma GCC unroll 2
     for (int g = 0; g < GROUPS; g++) {
+        Words whole[M], other[M];
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
-            const int32_t* in = records + (17 + GROUPS) * m;
-            float scale, sum;
-            memcpy(&scale, in + 16, 4);
-            memcpy(&sum, in + 17 + g, 4);
-            Words upper = splat(int32_t{0}), lower = splat(MINIMUM ? 0 : in[17 + g]);
+            whole[m] = splat(MINIMUM ? 0 : records[SIZE * m + 17 + g]);
+            other[m] = splat(0);
+        }
 #pragma GCC unroll 8
-            for (int s = g * STEPS; s < (g + 1) * STEPS; s++) {
-                upper = dot(upper, codes[s], in[s]);
-                lower = dot(lower, codes[s], in[8 + s]);
+        for (int s = g * STEPS; s < (g + 1) * STEPS; s++) {
+            const Words low = low_halves(codes[s]), high = high_halves(codes[s]);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; m++) whole[m] = dot(whole[m], low, records + SIZE * m + 2 * s);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; m++) {
+                Words& sum = CHAINS == 1 ? whole[m] : other[m];
+                sum = dot(sum, high, records + SIZE * m + 2 * s + 1);
             }
-            sums[m] = fused(to_floats((upper << 8) + lower), scales[g] * splat(scale), sums[m]);
-            if (MINIMUM) sums[m] = fused(minima[g], splat(sum), sums[m]);
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++) {
+            if (CHAINS == 2) whole[m] = whole[m] + other[m];
+            sums[m] = fused(to_floats(whole[m]) * scales[g], splat(from_bits(records[SIZE * m + 16])), sums[m]);
+            if (MINIMUM) sums[m] = fused(minima[g], splat(from_bits(records[SIZE * m + 17 + g])), sums[m]);
         }
     }
 }
@@ -215,7 +228,7 @@ void tiles(const ProductArgs& a, const uint8_t* panel, int64_t out, const void* 
         }
         for (int m = 0; m < M; m++) put(a, first + m, out, count, sums[m]);
     }
-    if constexpr (M > 1) tiles<K, M / 4>(a, panel, out, input, first);
+    if constexpr (M > 1) tiles<K, M / 2>(a, panel, out, input, first);
 }
 
 template <class K>
