@@ -12,14 +12,12 @@ from octavo.base.naming import unknown_name
 from octavo.base.plugins import extend
 from octavo.base.registry import Registry, import_path
 from octavo.ops import (
-    append,
     draw,
     encoder_attention,
     few_rows,
     gated_activation,
     grouped_experts,
     latent_attention,
-    likeliest,
     packed_product,
     page_write,
     paged_attention,
@@ -49,8 +47,8 @@ _OPS = (
     encoder_attention.ROW_ATTENTION,
     encoder_attention.CROSS_ATTENTION,
     product.LOGITS,
-    likeliest.LIKELIEST,
-    append.APPEND,
+    draw.LIKELIEST,
+    draw.APPEND,
     draw.DRAW,
     product.PRODUCT,
     packed_product.PACKED_PRODUCT,
@@ -85,8 +83,8 @@ class Kernels:
     row_attention: encoder_attention.RowAttention
     cross_attention: encoder_attention.CrossAttention
     logits: product.Logits
-    likeliest: likeliest.Likeliest
-    append: append.Append
+    likeliest: draw.Likeliest
+    append: draw.Append
     draw: draw.Draw
     product: product.Product
     packed_product: packed_product.PackedProduct

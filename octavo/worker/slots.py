@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.ops.append.reference import append
+from octavo.ops.draw.reference import append
 from octavo.protocol.arrays import Int32Array
 from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.step import Admission, StepPlan

@@ -1,4 +1,4 @@
-"""Drawing in plain torch. Shapes: S rows, V vocabulary."""
+"""Tokens chosen and added in plain torch. Shapes: S rows, V vocabulary."""
 
 from __future__ import annotations
 
@@ -26,6 +26,22 @@ def draw(logits: Tensor, slots: Tensor, positions: Tensor, reals: Tensor, wholes
         found = torch.searchsorted(reached, numbers[:, None] * reached[:, -1:], right=True)
         ids[part] = found[:, 0].clamp_(max=logits.shape[1] - 1)
     return ids, peaks.isfinite()
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Likeliest`."""
+    peaks, ids = logits.max(dim=1)
+    return ids, peaks.isfinite()
+
+
+def append(history: Tensor, lengths: Tensor, slots: Tensor, positions: Tensor, ids: Tensor, ok: Tensor) -> Tensor:
+    """See `Append`."""
+    num_slots, longest = history.shape
+    fits = ok & (positions < longest) & (slots != num_slots - 1)
+    places = positions.clamp(max=longest - 1)
+    history[slots, places] = torch.where(fits, ids.to(torch.int32), history[slots, places])
+    lengths[slots] = torch.where(fits, positions + 1, lengths[slots])
+    return torch.stack((ids, ok))
 
 
 def kept_weights(logits: Tensor, reals: Tensor, wholes: Tensor, *, waiting: bool = True) -> Tensor:

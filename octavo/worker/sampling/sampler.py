@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo.ops.draw import Draw
-from octavo.ops.likeliest.reference import likeliest
+from octavo.ops.draw.reference import likeliest
 from octavo.worker.sampling.adjust import adjust
 from octavo.worker.sampling.masks import RowMasks
 from octavo.worker.sampling.rows import SamplingBatch, SamplingRows
