@@ -75,7 +75,6 @@ class FakeDevice:
     facts: DeviceFacts = _FACTS
     allocated: int = 0
     peak_bytes: int = 0
-    num_synchronized: int = 0
     num_recorded: int = 0
     num_done: int = 0
     num_replays: int = 0
@@ -123,11 +122,6 @@ class FakeDevice:
     def release(self) -> None:
         """Count the call."""
         self.num_released += 1
-
-    def synchronize(self) -> None:
-        """Count the call; every event is done."""
-        self.num_synchronized += 1
-        self.num_done = self.num_recorded
 
 
 def fake_device(**facts: object) -> FakeDevice:

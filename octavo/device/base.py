@@ -77,7 +77,3 @@ class Device(Protocol):
     def release(self) -> None:
         """Give back what nobody holds any more: other processes may want it."""
         ...
-
-    def synchronize(self) -> None:
-        """Wait until everything queued on the device is done."""
-        ...

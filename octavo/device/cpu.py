@@ -74,9 +74,6 @@ class CpuDevice:
     def release(self) -> None:
         """Return at once: the allocator knows best."""
 
-    def synchronize(self) -> None:
-        """Return at once: nothing is queued on a host."""
-
 
 def find(index: int) -> CpuDevice | None:
     """Return the device; there always is one, which all ranks share."""

@@ -95,10 +95,6 @@ class CudaDevice:
         cuda.synchronize(self.torch_device)
         cuda.empty_cache()
 
-    def synchronize(self) -> None:
-        """Wait until everything queued on the device is done."""
-        cuda.synchronize(self.torch_device)
-
 
 def find(index: int) -> CudaDevice | None:
     """Return a GPU that this process sees, by number, or None if it sees none. Raises ConfigError if it sees fewer."""
