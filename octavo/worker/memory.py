@@ -1,16 +1,38 @@
-"""How many bytes the page pool may take."""
+"""Who holds the device's memory, and how many bytes the page pool may take."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from octavo.base.errors import ConfigError
+from octavo.device.base import Device
 from octavo.engine.kvcache.geometry import solve
 from octavo.protocol.kept import KeptLayer
 from octavo.worker.spec import WorkerSpec
 
 # On a host other programs want memory too, and so do activations.
 _HOST_SHARE = 0.5
+
+
+class Ledger:
+    """Bytes by owner, each measured as what free memory lost while the owner took its own."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._owners = {"context": device.facts.total_memory - device.free_memory()}
+
+    def charge(self, owner: str) -> None:
+        """What was taken since the last call belongs to `owner`."""
+        taken = self._used() - sum(self._owners.values())
+        self._owners[owner] = self._owners.get(owner, 0) + taken
+
+    def report(self) -> dict[str, int]:
+        """Return bytes by owner; `free` are nobody's, and what steps took since the start is workspace. The sum is all memory."""
+        self.charge("workspace")
+        return {**self._owners, "free": self._device.facts.total_memory - self._used()}
+
+    def _used(self) -> int:
+        return self._device.facts.total_memory - self._device.free_memory()
 
 
 def check_pool(num_pages: int, page_bytes: int, *, free: int, others: Mapping[str, int]) -> None:

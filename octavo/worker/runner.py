@@ -34,17 +34,15 @@ from octavo.worker.batch import (
     void_rows,
 )
 from octavo.worker.graphs import Recorded, StepGraphs
-from octavo.worker.ledger import Ledger
 from octavo.worker.loader.assemble import AssembledModel, assemble
-from octavo.worker.memory import check_pool, pool_bytes
+from octavo.worker.memory import Ledger, check_pool, pool_bytes
 from octavo.worker.pages import PagePool
 from octavo.worker.pooling import pool
 from octavo.worker.results import Finish, Pending
 from octavo.worker.sampling.logprobs import prompt_logprobs, sampled_logprobs
-from octavo.worker.sampling.masks import RowMasks
 from octavo.worker.sampling.processors import load_processors
 from octavo.worker.sampling.rows import SamplingBatch, SlotArray
-from octavo.worker.sampling.sampler import sample
+from octavo.worker.sampling.sampler import RowMasks, sample
 from octavo.worker.slots import Slots
 from octavo.worker.spec import WorkerSpec
 from octavo.worker.staging import Staging

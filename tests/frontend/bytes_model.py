@@ -7,7 +7,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from octavo.base.facts import ModelFacts, RopeFacts
 from octavo.frontend.intake import Intake
-from octavo.frontend.text.byte_alphabet import byte_characters
+from octavo.frontend.text.byte_bpe import byte_characters
 from octavo.frontend.text.chat import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.sampling import SamplingParams

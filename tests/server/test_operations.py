@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo import __version__
 from octavo.config.serve import ServeConfig
-from octavo.frontend.server.activity import Activity, log_activity
+from octavo.frontend.server.serve import Activity, log_activity
 from octavo.observe.metrics import Histogram, ServerMetrics
 from octavo.protocol.output import EngineStats
 from tests.server.fake_service import MAX_MODEL_LEN, FakeService

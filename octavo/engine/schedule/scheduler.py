@@ -21,8 +21,7 @@ from octavo.engine.kvcache.geometry import Geometry
 from octavo.engine.schedule.admission import Admitter
 from octavo.engine.schedule.commit import Ended, commit_rows
 from octavo.engine.schedule.controls import PendingControls
-from octavo.engine.schedule.limits import ScheduleLimits
-from octavo.engine.schedule.refusal import refusal
+from octavo.engine.schedule.limits import ScheduleLimits, refusal
 from octavo.engine.schedule.rows import Rows
 from octavo.engine.schedule.sequence import Sequence
 from octavo.engine.schedule.spans import Spans

@@ -9,6 +9,16 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from octavo.checkpoint.vocabularies import WordStyle
 
 
+def byte_characters() -> dict[str, int]:
+    """Return the alphabet in which bytes are written (from GPT-2), character -> byte.
+
+    Printable bytes stand for themselves, the others are numbered from U+0100 up.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
 def byte_bpe(model: models.BPE, style: WordStyle) -> Tokenizer:
     """Return the tokenizer of a model whose tokens are written in the byte alphabet."""
     model.ignore_merges = style.whole

@@ -16,8 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from octavo.base.errors import CheckpointError
 from octavo.checkpoint.json_file import JsonObject, read_json
 from octavo.checkpoint.vocabularies import LLAMA3, WordStyle
-from octavo.frontend.text.byte_alphabet import byte_characters
-from octavo.frontend.text.byte_bpe import byte_bpe, merges_of
+from octavo.frontend.text.byte_bpe import byte_bpe, byte_characters, merges_of
 
 # What the first special tokens of a tekken.json are called that does not list them; the others are <SPECIAL_n>.
 _TEKKEN_SPECIALS: Final = (

@@ -17,8 +17,7 @@ from octavo.checkpoint.gguf import read_gguf
 from octavo.checkpoint.json_file import JsonObject, read_json_if_there
 from octavo.checkpoint.tokenizer_files import tokenizer_file
 from octavo.checkpoint.vocabularies import WordStyle
-from octavo.frontend.text.byte_alphabet import byte_characters
-from octavo.frontend.text.byte_bpe import byte_bpe, set_affixes
+from octavo.frontend.text.byte_bpe import byte_bpe, byte_characters, set_affixes
 from octavo.frontend.text.gguf_vocabulary import build_tokenizer
 from octavo.frontend.text.pieces import pieces_tokenizer
 from octavo.frontend.text.sentencepiece_file import read_sentencepiece

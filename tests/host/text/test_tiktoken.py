@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from octavo.base.errors import CheckpointError
 from octavo.checkpoint.vocabularies import LLAMA3, TEKKEN
-from octavo.frontend.text.byte_alphabet import byte_characters
+from octavo.frontend.text.byte_bpe import byte_characters
 from octavo.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from tests.texts import NUMERALS, TEXTS
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from octavo.base.errors import CheckpointError, InvalidRequestError
-from octavo.frontend.text.byte_alphabet import byte_characters
+from octavo.frontend.text.byte_bpe import byte_characters
 from octavo.frontend.text.tokenizer import Tokenizer, load_tokenizer
 from tests.host.checkpoint.gguf_writer import embedding, llama_metadata, write
 
