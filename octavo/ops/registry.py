@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from octavo.base.errors import ConfigError
@@ -11,93 +11,71 @@ from octavo.base.facts import DeviceFacts
 from octavo.base.naming import unknown_name
 from octavo.base.plugins import extend
 from octavo.base.registry import Registry, import_path
-from octavo.ops import (
-    draw,
-    encoder_attention,
-    few_rows,
-    gated_activation,
-    grouped_experts,
-    latent_attention,
-    packed_product,
-    page_write,
-    paged_attention,
-    product,
-    recurrence,
-    rms_norm,
-    rope_write,
-)
 from octavo.ops.candidate import Candidate, Op, choose
-
-_OPS = (
-    rms_norm.RMS_NORM,
-    rms_norm.ADD_RMS_NORM,
-    rms_norm.LAYER_NORM,
-    rms_norm.ADD_LAYER_NORM,
-    rope_write.ROPE,
-    gated_activation.ACTIVATION,
-    gated_activation.GATED_ACTIVATION,
-    grouped_experts.GROUPED_EXPERTS,
-    grouped_experts.EXPERTS_IN_TURN,
-    page_write.PAGE_WRITE,
-    page_write.PLANE_WRITE,
-    page_write.PAGE_COPY,
-    rope_write.ROPE_WRITE,
-    paged_attention.PAGED_ATTENTION,
-    latent_attention.LATENT_ATTENTION,
-    encoder_attention.ROW_ATTENTION,
-    encoder_attention.CROSS_ATTENTION,
-    product.LOGITS,
-    draw.LIKELIEST,
-    draw.APPEND,
-    draw.DRAW,
-    product.PRODUCT,
-    packed_product.PACKED_PRODUCT,
-    recurrence.CAUSAL_CONV,
-    recurrence.GATED_DELTA_RULE,
-    few_rows.FEW_ROWS,
+from octavo.ops.draw import APPEND, DRAW, LIKELIEST, Append, Draw, Likeliest
+from octavo.ops.encoder_attention import CROSS_ATTENTION, ROW_ATTENTION, CrossAttention, RowAttention
+from octavo.ops.few_rows import FEW_ROWS, FewRows
+from octavo.ops.gated_activation import ACTIVATION, GATED_ACTIVATION, ActivationOf, GatedActivation
+from octavo.ops.grouped_experts import EXPERTS_IN_TURN, GROUPED_EXPERTS, GroupedExperts
+from octavo.ops.latent_attention import LATENT_ATTENTION, LatentAttention
+from octavo.ops.packed_product import PACKED_PRODUCT, PackedProduct
+from octavo.ops.page_write import PAGE_COPY, PAGE_WRITE, PLANE_WRITE, PageCopy, PageWrite, PlaneWrite
+from octavo.ops.paged_attention import PAGED_ATTENTION, PagedAttention
+from octavo.ops.product import LOGITS, PRODUCT, Logits, Product
+from octavo.ops.recurrence import CAUSAL_CONV, GATED_DELTA_RULE, CausalConv, GatedDeltaRule
+from octavo.ops.rms_norm import (
+    ADD_LAYER_NORM,
+    ADD_RMS_NORM,
+    LAYER_NORM,
+    RMS_NORM,
+    AddLayerNorm,
+    AddRmsNorm,
+    LayerNorm,
+    RmsNorm,
 )
+from octavo.ops.rope_write import ROPE, ROPE_WRITE, Rope, RopeWrite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The functions to call, one for each op, and the reasons of the choices, one line each.
+    """The functions to call, one for each op (a field's metadata), and the reasons of the choices, one line each.
 
     unrecordable: of the functions that no graph can record, by what they are called ("paged_attention torch").
     """
 
-    rms_norm: rms_norm.RmsNorm
-    add_rms_norm: rms_norm.AddRmsNorm
-    layer_norm: rms_norm.LayerNorm
-    add_layer_norm: rms_norm.AddLayerNorm
-    rope: rope_write.Rope
-    activation: gated_activation.ActivationOf
-    gated_activation: gated_activation.GatedActivation
-    grouped_experts: grouped_experts.GroupedExperts
-    experts_in_turn: grouped_experts.GroupedExperts
-    page_write: page_write.PageWrite
-    plane_write: page_write.PlaneWrite
-    page_copy: page_write.PageCopy
-    rope_write: rope_write.RopeWrite
-    paged_attention: paged_attention.PagedAttention
-    latent_attention: latent_attention.LatentAttention
-    row_attention: encoder_attention.RowAttention
-    cross_attention: encoder_attention.CrossAttention
-    logits: product.Logits
-    likeliest: draw.Likeliest
-    append: draw.Append
-    draw: draw.Draw
-    product: product.Product
-    packed_product: packed_product.PackedProduct
-    causal_conv: recurrence.CausalConv
-    gated_delta_rule: recurrence.GatedDeltaRule
-    few_rows: few_rows.FewRows
+    rms_norm: RmsNorm = field(metadata={"op": RMS_NORM})
+    add_rms_norm: AddRmsNorm = field(metadata={"op": ADD_RMS_NORM})
+    layer_norm: LayerNorm = field(metadata={"op": LAYER_NORM})
+    add_layer_norm: AddLayerNorm = field(metadata={"op": ADD_LAYER_NORM})
+    rope: Rope = field(metadata={"op": ROPE})
+    activation: ActivationOf = field(metadata={"op": ACTIVATION})
+    gated_activation: GatedActivation = field(metadata={"op": GATED_ACTIVATION})
+    grouped_experts: GroupedExperts = field(metadata={"op": GROUPED_EXPERTS})
+    experts_in_turn: GroupedExperts = field(metadata={"op": EXPERTS_IN_TURN})
+    page_write: PageWrite = field(metadata={"op": PAGE_WRITE})
+    plane_write: PlaneWrite = field(metadata={"op": PLANE_WRITE})
+    page_copy: PageCopy = field(metadata={"op": PAGE_COPY})
+    rope_write: RopeWrite = field(metadata={"op": ROPE_WRITE})
+    paged_attention: PagedAttention = field(metadata={"op": PAGED_ATTENTION})
+    latent_attention: LatentAttention = field(metadata={"op": LATENT_ATTENTION})
+    row_attention: RowAttention = field(metadata={"op": ROW_ATTENTION})
+    cross_attention: CrossAttention = field(metadata={"op": CROSS_ATTENTION})
+    logits: Logits = field(metadata={"op": LOGITS})
+    likeliest: Likeliest = field(metadata={"op": LIKELIEST})
+    append: Append = field(metadata={"op": APPEND})
+    draw: Draw = field(metadata={"op": DRAW})
+    product: Product = field(metadata={"op": PRODUCT})
+    packed_product: PackedProduct = field(metadata={"op": PACKED_PRODUCT})
+    causal_conv: CausalConv = field(metadata={"op": CAUSAL_CONV})
+    gated_delta_rule: GatedDeltaRule = field(metadata={"op": GATED_DELTA_RULE})
+    few_rows: FewRows = field(metadata={"op": FEW_ROWS})
     decisions: tuple[str, ...]
     unrecordable: Mapping[str, object]
 
 
 def ops() -> dict[str, Op]:
     """Return every op by name. Other packages' candidates (entry points `octavo.kernels`, named "op.name") go first."""
-    found = {op.name: op for op in _OPS}
+    found: dict[str, Op] = {one.name: one.metadata["op"] for one in fields(Kernels) if "op" in one.metadata}
     others = Registry("kernel", {})
     extend(others, "octavo.kernels")
     for point in others:
