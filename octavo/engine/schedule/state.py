@@ -6,37 +6,15 @@ given back is used again when every plan that may still touch it is done.
 
 from __future__ import annotations
 
-import heapq
-
 from octavo.engine.kvcache.allocator import Allocator, Holding
 from octavo.engine.kvcache.geometry import Geometry
 from octavo.engine.schedule.commit import Tally
 from octavo.engine.schedule.limits import ScheduleLimits
+from octavo.engine.schedule.queue import WaitingQueue
 from octavo.engine.schedule.sequence import Sequence
 from octavo.engine.schedule.slots import SlotTable
 from octavo.protocol.arrays import Int32Array, int32
 from octavo.protocol.output import EngineStats, Finish, FinishReason
-
-
-class WaitingQueue:
-    """A heap by `Sequence.order`; ended sequences are dropped when they come up. A preempted one keeps its place."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], Sequence]] = []
-
-    def push(self, sequence: Sequence) -> None:
-        """Add a sequence."""
-        heapq.heappush(self._heap, (sequence.order, sequence))
-
-    def first(self) -> Sequence | None:
-        """Return the sequence whose turn it is, without taking it."""
-        while self._heap and self._heap[0][1].ended:
-            heapq.heappop(self._heap)
-        return self._heap[0][1] if self._heap else None
-
-    def pop(self) -> Sequence:
-        """Take the sequence whose turn it is."""
-        return heapq.heappop(self._heap)[1]
 
 
 class ScheduleState:
