@@ -1,16 +1,20 @@
-"""`octavo serve MODEL`: a model over HTTP, the engine in a process of its own."""
+"""`octavo serve MODEL`: a model over HTTP, the engine in a process of its own; `octavo serve A B`: several behind one server."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import shlex
 from collections.abc import Sequence
 
 from octavo import launch
 from octavo.base.env import read_env
+from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
+from octavo.checkpoint.open import open_checkpoint
 from octavo.cli.fronts import run_fronts, serve_front
-from octavo.cli.several import serve_several
+from octavo.config.engine import EngineConfig
 from octavo.config.flags import (
     FlagParser,
     add_engine_flags,
@@ -20,7 +24,9 @@ from octavo.config.flags import (
     given_options,
     serve_config,
 )
-from octavo.frontend.server.serve import bind
+from octavo.config.serve import ServeConfig
+from octavo.frontend.server.app import create_library
+from octavo.frontend.server.serve import bind, serve_http
 
 _log = get_logger(__name__)
 
@@ -44,3 +50,27 @@ def main(arguments: Sequence[str]) -> int:
     if server.api_server_count > 1:
         return run_fronts(engine, server, taken, process)
     return asyncio.run(serve_front(engine, server, taken, process))
+
+
+def serve_several(engine: EngineConfig, server: ServeConfig, models: Sequence[str]) -> int:
+    """Serve until a signal; return the exit status. What engines are given is the same for all, but for the model."""
+    if server.api_server_count > 1:
+        raise ConfigError("several models have one process that answers HTTP", field="api_server_count")
+    names = server.served_model_name or tuple(models)
+    if len(names) != len(models) or len(set(names)) != len(names):
+        raise ConfigError(f"{len(models)} models need as many different names", field="served_model_name")
+    configs = [dataclasses.replace(engine, model=dataclasses.replace(engine.model, model=model)) for model in models]
+    for config in configs:
+        open_checkpoint(config.model)  # One that is not there is an error now.
+    taken = bind(server)
+    start = functools.partial(launch.start_service, max_logprobs=server.max_logprobs)
+    starts = {name: functools.partial(start, config) for name, config in zip(names, configs, strict=True)}
+
+    async def serve() -> int:
+        app, shelf = create_library(starts, server, max_waiting=engine.schedule.max_num_queued_reqs)
+        try:
+            return await serve_http(app, shelf, dataclasses.replace(server, disable_log_stats=True), taken)
+        finally:
+            await shelf.close()
+
+    return asyncio.run(serve())

@@ -10,9 +10,8 @@ from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
 from octavo.base.naming import unknown_name
 from octavo.config.cache import CacheConfig
-from octavo.config.device import DeviceConfig
+from octavo.config.device import DeviceConfig, ParallelConfig
 from octavo.config.model import ModelConfig
-from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 from octavo.config.serve import ServeConfig
 

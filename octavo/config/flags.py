@@ -20,11 +20,10 @@ from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
 from octavo.base.naming import nearest
 from octavo.config.cache import CacheConfig
-from octavo.config.device import DeviceConfig
+from octavo.config.device import DeviceConfig, ParallelConfig
 from octavo.config.engine import ALIASES, EngineConfig, spelled
 from octavo.config.foreign import FOREIGN, SHORT
 from octavo.config.model import ModelConfig
-from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 from octavo.config.serve import ServeConfig
 

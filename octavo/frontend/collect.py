@@ -15,8 +15,7 @@ from typing import Literal
 
 from octavo.engine.streams import ChoiceNews, RawLogprob
 from octavo.frontend.text.detokenizer import start_detokenizer
-from octavo.frontend.text.repetition import Repetition
-from octavo.frontend.text.stops import StopMatch, StopStrings
+from octavo.frontend.text.stops import Repetition, StopMatch, StopStrings
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.output import CompletionOutput, Finish, FinishReason, Logprob, RequestMetrics, RequestOutput
 from octavo.protocol.request import FinishChoice, Request

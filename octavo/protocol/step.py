@@ -10,10 +10,24 @@ import msgspec
 import numpy as np
 
 from octavo.protocol.arrays import BoolArray, Float32Array, Int32Array, Uint8Array, int32, rows32
-from octavo.protocol.blob import BlobRef
 from octavo.protocol.control import Ack, Control
 from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.sampling import SamplingParams
+
+
+class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor somewhere else: bulk data never rides inside a record.
+
+    place: how to reach it ("shm:NAME", "file:PATH", "connector:NAME"). dtype: torch's name without "torch.".
+    owner: the process that frees it. lease: seconds until the owner may free it without a word; 0 is until released.
+    """
+
+    place: str
+    dtype: str
+    shape: tuple[int, ...]
+    owner: str
+    lease: float = 0.0
+
 
 # Where a page lies, in copies.
 DEVICE, HOST = 0, 1

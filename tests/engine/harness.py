@@ -15,12 +15,11 @@ from octavo.engine.schedule.limits import ScheduleLimits
 from octavo.engine.schedule.scheduler import Scheduler
 from octavo.engine.schedule.transfers import Offer
 from octavo.protocol.arrays import int32
-from octavo.protocol.blob import BlobRef
 from octavo.protocol.kept import KeptState, KeptTokens, Plane
 from octavo.protocol.output import Finish, TokenDelta
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
-from octavo.protocol.step import StepPlan
+from octavo.protocol.step import BlobRef, StepPlan
 from tests.engine.fake_worker import FakeExecutor, next_token, vector_of
 
 UNIT = 4

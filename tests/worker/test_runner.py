@@ -9,9 +9,8 @@ import torch
 
 from octavo.nn.parallel.mesh import Mesh
 from octavo.protocol.arrays import int32, rows32
-from octavo.protocol.blob import BlobRef
 from octavo.protocol.control import Barrier, Call, Control, ResetPrefixCache
-from octavo.protocol.step import DEVICE, Transfer
+from octavo.protocol.step import DEVICE, BlobRef, Transfer
 from octavo.worker.runner import ModelRunner
 from octavo.worker.spec import Weights
 from tests.fake_device import FakeDevice

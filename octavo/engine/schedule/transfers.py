@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.protocol.arrays import Int32Array
-from octavo.protocol.blob import BlobRef
 from octavo.protocol.request import Request
+from octavo.protocol.step import BlobRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""Stop strings over a stream of text.
+"""What ends a text before the model does: stop strings over its stream, and patterns of tokens that come again and again.
 
-The text ends at the stop string that is complete first; of several complete at the same character, at the longest. So the
+A text ends at the stop string that is complete first; of several complete at the same character, at the longest. So the
 answer does not depend on how the text was cut into pieces. Text that may still become a stop string is held back.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from octavo.protocol.sampling import RepetitionDetectionParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +111,32 @@ class StopStrings:
         kept = max((prefix.pending() for prefix in self._prefixes), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]
+
+
+class Repetition:
+    """Watches one choice's tokens for a pattern that comes often enough in a row: texts that go round in circles."""
+
+    def __init__(self, asked: RepetitionDetectionParams) -> None:
+        self._asked = asked
+        self._longest = asked.max_pattern_size * asked.min_count
+        self._tail: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> int | None:
+        """Take the next ids; return how many of them there were when a pattern was complete, None if none is."""
+        for count, token in enumerate(ids, 1):
+            self._tail.append(token)
+            if self._repeats():
+                return count
+            # Cut now and then, and not with every token.
+            if len(self._tail) > 2 * self._longest:
+                del self._tail[: -self._longest]
+        return None
+
+    def _repeats(self) -> bool:
+        tail, asked = self._tail, self._asked
+        for size in range(asked.min_pattern_size, asked.max_pattern_size + 1):
+            span = size * asked.min_count
+            # What repeats is equal to itself, moved by one pattern.
+            if len(tail) >= span and tail[-1] == tail[-1 - size] and tail[-span:-size] == tail[size - span :]:
+                return True
+        return False

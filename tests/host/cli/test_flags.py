@@ -9,6 +9,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.config.cache import CacheConfig
+from octavo.config.device import ParallelConfig
 from octavo.config.engine import EngineConfig
 from octavo.config.flags import (
     FlagParser,
@@ -22,7 +23,6 @@ from octavo.config.flags import (
     serve_config,
 )
 from octavo.config.model import ModelConfig
-from octavo.config.parallel import ParallelConfig
 from octavo.config.schedule import ScheduleConfig
 from octavo.config.serve import ServeConfig
 from tools.flags_page import render_markdown
