@@ -15,8 +15,8 @@ from octavo.base.facts import ModelFacts
 from octavo.base.registry import import_path
 from octavo.nn.assembly import Binding, Destination, parameter
 from octavo.nn.attention.alibi import Alibi
-from octavo.nn.attention.backend import AttentionBackend
 from octavo.nn.attention.capabilities import AttentionNeeds
+from octavo.nn.attention.paged import PagedBackend
 from octavo.nn.attention.select import select
 from octavo.nn.context import ForwardContext
 from octavo.nn.heads import Heads
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         selection = select(needs, binding.facts, binding.attention)
         binding.note(selection.reason)
         self.blocks = selection.backend.blocks
-        self.backend: AttentionBackend = import_path(selection.backend.path)(needs, binding.kernels)
+        self.backend: PagedBackend = import_path(selection.backend.path)(needs, binding.kernels)
         self.device = binding.device
 
     def destinations(self) -> Mapping[str, Destination]:

@@ -1,4 +1,7 @@
-"""The backend over the paged attention op, whose torch reference runs everywhere."""
+"""The backend over the paged attention op, whose torch reference runs everywhere; others derive from it.
+
+Shapes are those of `PageWrite` and `PagedAttention`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class PagedBackend:
         self._paged_attention = kernels.paged_attention
 
     def planes(self, heads: Heads) -> tuple[Plane, ...]:
-        """Return the two planes."""
+        """Return what it keeps of each token. heads: those of this rank."""
         itemsize = getattr(torch, self._dtype).itemsize
         return tuple(
             Plane(name=name, heads=heads.kv, dim=heads.dim, dtype=self._dtype, itemsize=itemsize)
@@ -33,7 +36,7 @@ class PagedBackend:
         )
 
     def write(self, key: Tensor, value: Tensor, planes: Mapping[str, Tensor], pages: Tensor, offsets: Tensor) -> None:
-        """See `AttentionBackend.write`."""
+        """Put the step's keys and values [T, K, D] into their pages."""
         self._page_write(key, value, planes["key"], planes["value"], pages, offsets)
 
     def rotate_and_write(
@@ -47,7 +50,7 @@ class PagedBackend:
         pages: Tensor,
         offsets: Tensor,
     ) -> Tensor:
-        """See `AttentionBackend.rotate_and_write`."""
+        """Normalize and rotate q [T, H, D] and k [T, K, D], put k and v into their pages, return q. q, k are overwritten."""
         return self._rope_write(q, k, v, norms, rotation, (planes["key"], planes["value"]), pages, offsets)
 
     def attend(
@@ -60,5 +63,5 @@ class PagedBackend:
         scoring: Scoring,
         span: Span | None = None,
     ) -> Tensor:
-        """See `AttentionBackend.attend`."""
+        """Return [T, H, D] for q [T, H, D]; the step's own keys and values are in the pages already."""
         return self._paged_attention(q, planes["key"], planes["value"], table, query_starts, lengths, scoring, span)
