@@ -155,8 +155,7 @@ def _kernels(config: EngineConfig) -> Section:
 
 def _attention(config: EngineConfig) -> Section:
     """Return for each backend whether it takes plain heads of 128, the commonest; other layers have the log's reasons."""
-    from octavo.nn.attention.capabilities import AttentionNeeds
-    from octavo.nn.attention.select import BACKENDS, select
+    from octavo.nn.attention.select import BACKENDS, AttentionNeeds, select
 
     facts, dtype = _computing(config)
     needs = AttentionNeeds(dtype=dtype, head_dim=128)

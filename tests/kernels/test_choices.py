@@ -8,8 +8,7 @@ import pytest
 
 from octavo.base.errors import ConfigError
 from octavo.base.facts import DeviceFacts
-from octavo.nn.attention.capabilities import AttentionNeeds, Capabilities
-from octavo.nn.attention.select import BACKENDS, select
+from octavo.nn.attention.select import BACKENDS, AttentionNeeds, Capabilities, select
 from octavo.ops.candidate import Candidate, Op, choose
 from octavo.ops.registry import Kernels, bind, ops
 from tests.fake_device import fake_device

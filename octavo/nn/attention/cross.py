@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from octavo.base.errors import ConfigError
 from octavo.nn.assembly import Binding
-from octavo.nn.attention.capabilities import BLOCKS
+from octavo.nn.attention.select import BLOCKS
 from octavo.nn.context import ForwardContext
 from octavo.nn.heads import Heads
 from octavo.nn.parallel.mesh import Mesh

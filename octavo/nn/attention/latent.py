@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.nn.assembly import Binding
-from octavo.nn.attention.capabilities import BLOCKS
+from octavo.nn.attention.select import BLOCKS
 from octavo.nn.context import ForwardContext
 from octavo.nn.linear import ColumnLinear
 from octavo.nn.rope import Rope

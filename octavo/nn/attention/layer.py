@@ -15,9 +15,8 @@ from octavo.base.facts import ModelFacts
 from octavo.base.registry import import_path
 from octavo.nn.assembly import Binding, Destination, parameter
 from octavo.nn.attention.alibi import Alibi
-from octavo.nn.attention.capabilities import AttentionNeeds
 from octavo.nn.attention.paged import PagedBackend
-from octavo.nn.attention.select import select
+from octavo.nn.attention.select import AttentionNeeds, select
 from octavo.nn.context import ForwardContext
 from octavo.nn.heads import Heads
 from octavo.nn.norm import RMSNorm

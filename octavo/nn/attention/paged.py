@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from octavo.nn.attention.capabilities import AttentionNeeds
+from octavo.nn.attention.select import AttentionNeeds
 from octavo.nn.heads import Heads
 from octavo.ops.paged_attention import Scoring, Span
 from octavo.ops.registry import Kernels
