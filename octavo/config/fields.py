@@ -24,7 +24,7 @@ def check_options(record: Any) -> None:
         low, high = declared.metadata["low"], declared.metadata["high"]
         # Written so that NaN is in no range.
         if value is not None and not ((low is None or value >= low) and (high is None or value <= high)):
-            raise ConfigError(f"{name} must be {_span(declared)}, not {value}", field=name)
+            raise ConfigError(f"{name} must be {range_text(declared)}, not {value}", field=name)
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -48,8 +48,11 @@ def _words(hint: Any) -> str:
     return "a dictionary" if get_origin(hint) is dict else names.get(hint, "a tuple of strings")
 
 
-def _span(declared: Field[Any]) -> str:
+def range_text(declared: Field[Any]) -> str:
+    """Return the allowed numbers of an option, for people; empty where there is no limit."""
     low, high = declared.metadata["low"], declared.metadata["high"]
     if low is not None and high is not None:
-        return f"between {low:g} and {high:g}"
-    return f"at least {low:g}" if low is not None else f"at most {high:g}"
+        return f"between {low:.10g} and {high:.10g}"
+    if low is not None:
+        return f"at least {low:.10g}"
+    return "" if high is None else f"at most {high:.10g}"

@@ -19,15 +19,13 @@ from typing import Any, NoReturn
 from octavo.base.errors import ConfigError
 from octavo.base.logging import get_logger
 from octavo.base.naming import nearest
-from octavo.config.cache import CacheConfig
-from octavo.config.device import DeviceConfig, ParallelConfig
 from octavo.config.engine import ALIASES, EngineConfig, spelled
+from octavo.config.fields import range_text
 from octavo.config.foreign import FOREIGN, SHORT
 from octavo.config.model import ModelConfig
-from octavo.config.schedule import ScheduleConfig
 from octavo.config.serve import ServeConfig
 
-ENGINE_RECORDS: tuple[type[Any], ...] = (ModelConfig, CacheConfig, ScheduleConfig, ParallelConfig, DeviceConfig)
+ENGINE_RECORDS: tuple[Any, ...] = tuple(declared.default_factory for declared in fields(EngineConfig))
 SERVE_RECORDS: tuple[type[Any], ...] = (ServeConfig,)
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, **_BINARY, **{f"{one}iB": size for one, size in _BINARY.items()}}
@@ -48,8 +46,7 @@ class Flag:
     choices: tuple[str, ...]
     default: Any
     meaning: str
-    low: float | None
-    high: float | None
+    range_text: str
     short: str
 
     @property
@@ -75,15 +72,6 @@ class Flag:
         if self.kind is bool:
             return "on" if self.default else "off"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
-
-    @property
-    def range_text(self) -> str:
-        """The allowed numbers, for people; empty where there is no limit."""
-        if self.low is not None and self.high is not None:
-            return f"{self.low:.10g} to {self.high:.10g}"
-        if self.low is not None:
-            return f"at least {self.low:.10g}"
-        return "" if self.high is None else f"at most {self.high:.10g}"
 
 
 def own_flags() -> frozenset[str]:
@@ -113,8 +101,7 @@ def _flag(declared: Field[Any], hint: Any) -> Flag:
         choices=choices,
         default=declared.default,
         meaning=declared.metadata["help"],
-        low=declared.metadata["low"],
-        high=declared.metadata["high"],
+        range_text=range_text(declared),
         short=declared.metadata["short"],
     )
 
