@@ -147,7 +147,7 @@ def test_ranks_have_short_flags() -> None:
 
 def test_flags_say_their_range_and_default() -> None:
     flags = {flag.name: flag for record in (CacheConfig, ServeConfig) for flag in flags_of(record)}
-    assert (flags["block_size"].range_text, flags["block_size"].default_text) == ("16 to 128", "none")
-    assert (flags["port"].range_text, flags["port"].default_text) == ("0 to 65535", "8000")
+    assert (flags["block_size"].range_text, flags["block_size"].default_text) == ("between 16 and 128", "none")
+    assert (flags["port"].range_text, flags["port"].default_text) == ("between 0 and 65535", "8000")
     assert flags["enable_prefix_caching"].default_text == "on"
     assert (flags["served_model_name"].many, flags["served_model_name"].value) == (True, "TEXT ...")
