@@ -9,12 +9,13 @@ from tests.equivalence.features import costly
 from tests.equivalence.models import MODELS, PLAIN
 from tests.equivalence.runner import Report, Runner
 
-# All models together; the pairs alone are about 25 for each.
-NUM_COMBINATIONS = 320
+# All models together; the pairs alone are about 30 for each.
+NUM_COMBINATIONS = 504
 
 
 @pytest.mark.parametrize("start", ["quick", "costly"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("forked_engines")
 def test_whatever_is_on_the_answers_are_the_same(tiny_model, name, start):
     cases = draw_cases(NUM_COMBINATIONS // len(MODELS), seed=list(MODELS).index(name), plain=PLAIN.get(name, ()))
     here = [case for case in cases if costly(case.values) == (start == "costly")]
