@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,8 +56,10 @@ class _Forked:
 
     def poll(self) -> int | None:
         """Return the exit status, None while it runs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the exit status."""
@@ -90,7 +92,7 @@ def _take_over(place: str) -> None:
 
 
 @contextlib.contextmanager
-def nursery() -> Iterator[None]:
+def nursery() -> Generator[None]:
     """While this lasts, engines and ranks that this process starts are forked."""
     from octavo.engine import child
 

@@ -48,8 +48,6 @@ def check_dead(server: Server, streams: list[Future[list[str]]], says: str) -> N
     later = server.ask([1, 2])
     assert (later.status_code, later.json()["error"]["type"]) == (503, "engine_dead_error")
     assert says in later.json()["error"]["message"]
-    failed = server.metrics()['octavo:request_success_total{finished_reason="error"}']
-    assert failed >= len(streams)
 
 
 def start_streams(server: Server, threads: ThreadPoolExecutor, count: int) -> list[Future[list[str]]]:
