@@ -1,7 +1,7 @@
 """Changes to valid examples: bytes cut, flipped, doubled; JSON with one part replaced by what nobody expects.
 
-How many are tried is small with every change; `python -m pytest tests/fuzz --hypothesis-profile=long` tries ten times as many, each
-time others.
+How many are tried is small with every change; `python -m pytest tests/fuzz --hypothesis-profile=long` tries ten times as many,
+each time others.
 """
 
 from __future__ import annotations
