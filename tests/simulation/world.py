@@ -154,7 +154,7 @@ class World:
             (one, choice)
             for one in self._open(front)
             for choice in one.outputs
-            if choice not in one.reasons and choice not in one.cut
+            if one.request.pooling is None and choice not in one.reasons and choice not in one.cut
         ]
         for one, choice in self._chance.sample(running, min(1, len(running))):
             one.cut[choice] = self._chance.randint(0, len(one.outputs[choice]))
