@@ -104,7 +104,8 @@ def draw_cases(count: int, seed: int, plain: Collection[str] = ()) -> list[Case]
     more = list(itertools.islice(at_random(rows, fits, rng), max(0, count - len(pairs))))
 
     def engine(values: Values) -> list[str]:
-        return [str(values["place"] == "process"), *(values[name] for name in few[0])]
+        place = values["place"]
+        return ["service" if place == "http" else place, *(values[name] for name in few[0])]
 
     halves = [[values for values in half if not costly(values)] for half in (pairs, more)]
     halves.insert(1, [values for values in (*pairs, *more) if costly(values)])
