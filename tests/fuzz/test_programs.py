@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.base.errors import ConfigError, InvalidRequestError
-from octavo.constrain.grammar import checked, form_of, whole
+from octavo.constrain.grammar import checked, form_of, own_grammar, whole
 from octavo.frontend.text.chat import ChatTemplate
 from octavo.frontend.text.template_process import TemplateProcess
 from octavo.protocol.structured import StructuredOutputsParams
@@ -47,7 +47,8 @@ def compiles(fields: dict[str, Any]) -> bool:
     """Return whether a form is taken; it is refused by an error that names the field, or it is a failure."""
     began = time.monotonic()
     try:
-        checked(whole(form_of(StructuredOutputsParams(**fields))))
+        form = StructuredOutputsParams(**fields)
+        checked(own_grammar(form.lark) if form.lark else whole(form_of(form)))
     except InvalidRequestError as error:
         return not error.message
     finally:
@@ -100,6 +101,59 @@ def test_texts(kind: str, original: str) -> None:
 )
 def test_a_regular_expression_that_would_take_all_is_answered_soon(regex: str) -> None:
     compiles({"regex": regex})
+
+
+def chained(link: Callable[[str], Any], length: int = 2000) -> dict[str, Any]:
+    """Return a schema of definitions of which each names the next."""
+    links = {f"a{number}": link(f"#/$defs/a{number + 1}") for number in range(length)}
+    return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{length}": {"type": "null"}}}
+
+
+def nested(reference: str) -> Any:
+    """Return a reference within twenty objects."""
+    found: Any = {"$ref": reference}
+    for _ in range(20):
+        found = {"type": "object", "properties": {"x": found}}
+    return found
+
+
+LEAST = -(2**63)
+RULES = "".join(f"r{number}: r{number + 1}\n" for number in range(5000))
+# Each of these ended the process in llguidance, by a signal or by an exception of no class of Python's.
+FATAL: dict[str, dict[str, Any]] = {
+    "the least whole number": {"json": {"const": LEAST}},
+    "and those that are rounded to it": {"json": {"enum": [[LEAST + 512]]}},
+    "in a grammar": {"grammar": f'start: %json {{"const": {LEAST}}}\n'},
+    "definitions in a chain": {"json": chained(lambda reference: {"$ref": reference})},
+    "of objects": {"json": chained(lambda reference: {"properties": {"x": {"$ref": reference}}})},
+    "few, but deep": {"json": chained(nested, 150)},
+    "in a grammar of definitions": {"grammar": "start: %json " + json.dumps(chained(nested, 150))},
+    "in a whole grammar": {"lark": "start: %json " + json.dumps(chained(nested, 150))},
+    "written otherwise": {
+        "lark": "start: %json " + json.dumps(chained(nested, 150)).replace("$ref", "\\u0024re\\u0066")
+    },
+    "in a structural tag": {
+        "structural_tag": {"structures": [{"begin": "<", "schema": chained(nested, 150), "end": ""}], "triggers": ["<"]}
+    },
+    "rules in a chain": {"grammar": RULES + 'r5000: "a"\nstart: r0\n'},
+    "terminals in a chain": {"lark": RULES.replace("r", "R") + 'R5000: "a"\nstart: R0\n'},
+    "a long key that is cut in a character": {"json": {"minimum": {"\U000bc5de" * 40: 1}, "type": "integer"}},
+}
+
+
+@pytest.mark.parametrize("name", FATAL)
+def test_what_ended_the_process_is_refused(name: str) -> None:
+    assert not compiles(FATAL[name])
+
+
+def test_large_schemas_that_people_write_are_taken() -> None:
+    tree = {"type": "object", "properties": {f"p{n}": {"$ref": f"#/$defs/d{n}"} for n in range(100)}}
+    defs = {
+        f"d{n}": {"type": "object", "properties": {"next": {"$ref": f"#/$defs/d{(n * 7) % 100}"}}} for n in range(100)
+    }
+    assert compiles({"json": {**tree, "$defs": defs}})
+    assert compiles({"grammar": "".join(f'r{n}: "{n}"\n' for n in range(900)) + "start: r0 | r899\n"})
+    assert compiles({"json": {"const": LEAST + 2**20}})
 
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "there"}]
