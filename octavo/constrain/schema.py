@@ -113,7 +113,7 @@ def _closed(schema: Any, field: str, depth: int) -> Any:
     if depth > _MAX_DEPTH:
         raise InvalidRequestError(f"{field} is nested more than {_MAX_DEPTH} levels deep", field=field)
     found: dict[str, Any] = dict(schema)
-    properties, required = found.get("properties"), found.get("required") or ()
+    properties, required = found.get("properties"), found.get("required")
     for word in _MANY:
         if isinstance(found.get(word), Mapping):
             found[word] = {name: _closed(one, field, depth + 1) for name, one in found[word].items()}
@@ -123,7 +123,9 @@ def _closed(schema: Any, field: str, depth: int) -> Any:
             found[word] = [_closed(one, field, depth + 1) for one in found[word]]
         elif isinstance(found.get(word), Mapping):
             found[word] = _closed(found[word], field, depth + 1)
-    names = isinstance(properties, Mapping) and set(map(str, required)) <= set(properties)
+    names = isinstance(properties, Mapping) and set(map(str, required if isinstance(required, list) else ())) <= set(
+        properties
+    )
     if names and properties and not any(word in found for word in _OPEN) and not found.get("minProperties"):
         found["additionalProperties"] = False
     return found
