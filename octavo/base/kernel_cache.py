@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from pathlib import Path
 
 from octavo.base.env import read_env
@@ -14,7 +14,7 @@ _NOTE = "kernels.txt"
 def note_kernels(found: int, wanted: int) -> None:
     """Note how many kernels that a start wanted were found compiled; a cache folder that cannot be written stays as it is."""
     folder = read_env().cache
-    if os.access(folder, os.W_OK):
+    with contextlib.suppress(OSError):
         Path(folder, _NOTE).write_text(f"{found} of {wanted}", encoding="utf-8")
 
 

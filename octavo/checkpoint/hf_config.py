@@ -101,7 +101,7 @@ def _complete(config: JsonObject, overrides: Mapping[str, Any]) -> JsonObject:
 
 
 def _architecture(config: JsonObject) -> str:
-    named: list[Any] = config.list("architectures") or []
+    named = [name for name in config.list("architectures") or [] if isinstance(name, str)]
     if not named and config.has("model_type"):
         named = [of_model_type(config.text("model_type")) or config.text("model_type")]
     known = architectures()

@@ -60,6 +60,6 @@ def shard_of_tensors(folder: Path, kind: ShardKind) -> dict[str, str] | None:
 
 def _shard_name(weight_map: JsonObject, tensor: str) -> str:
     name = weight_map.text(tensor)
-    if Path(name).name != name:
+    if Path(name).name != name or len(name.encode(errors="replace")) > 255:
         raise weight_map.fail(tensor, f"must be a file name in the same folder, not {name!r}")
     return name

@@ -35,11 +35,12 @@ _ENDED_EARLY = 128 + signal.SIGTERM
 
 
 class FrontStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a front is told. descriptor: of the socket that all fronts listen on."""
+    """What a front is told. pid: of the engine. descriptor: of the socket that all fronts listen on."""
 
     engine: EngineConfig
     server: ServeConfig
     folder: str
+    pid: int
     front: int
     descriptor: int
 
@@ -51,7 +52,7 @@ def run_fronts(engine: EngineConfig, server: ServeConfig, taken: socket.socket, 
         signal.signal(number, lambda number, _frame: signals.append(number))
     fd, folder = taken.fileno(), process.folder
     starts = [
-        FrontStart(engine=engine, server=server, folder=folder, front=index, descriptor=fd)
+        FrontStart(engine=engine, server=server, folder=folder, pid=process.pid, front=index, descriptor=fd)
         for index in range(server.api_server_count)
     ]
     fronts = [Child("octavo.cli.fronts", msgspec.msgpack.encode(start), "a front", files=(fd,)) for start in starts]
@@ -110,7 +111,7 @@ async def _serve(start: FrontStart, parent: Parent) -> int:
 
     loop.add_reader(parent.descriptor, parent_gone)
     taken = socket.socket(fileno=start.descriptor)
-    return await serve_front(start.engine, start.server, taken, EngineElsewhere(start.folder, start.front))
+    return await serve_front(start.engine, start.server, taken, EngineElsewhere(start.folder, start.front, start.pid))
 
 
 def main() -> int:

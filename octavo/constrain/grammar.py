@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.base.errors import InvalidRequestError
-from octavo.constrain.schema import MAX_CHARACTERS, json_expression
+from octavo.constrain.schema import MAX_CHARACTERS, check_path, json_expression
 from octavo.protocol.structured import StructuredOutputsParams
 
 # Text is cut into tokens as the model likes, also where only one text can come.
@@ -21,6 +21,11 @@ HEADER = '%llguidance {"no_forcing": true}'
 TEXT_RULE = "TEXT: /(.|\\n)*/"
 # Texts and regular expressions of Lark are passed over, and the name of the first rule is found.
 _START = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\bstart\b')
+# Rules that name each other: the compiler's recursion overflows at twice as many.
+_MAX_RULES = 1000
+_RULE = re.compile(r"^\s*[?!]*\w[^:\n]*:", re.MULTILINE)
+# Whole numbers that the compiler negates, and never comes back.
+_LEAST_NUMBERS = re.compile(r"-9223372036854775\d{3}(?!\d)")
 _HEADER = re.compile(r"^\s*%llguidance\s*\{[^\n]*\}[^\n]*$", re.MULTILINE)
 
 
@@ -61,7 +66,8 @@ def whole(form: Form) -> str:
 
 
 def own_grammar(lark: str) -> str:
-    """Return a whole grammar that somebody wrote, with our header."""
+    """Return a whole grammar that somebody wrote, with our header; raises InvalidRequestError for one that is too large."""
+    check_path(lark, "structured_outputs.lark")
     return f"{HEADER}\n{_HEADER.sub('', lark)}"
 
 
@@ -74,7 +80,16 @@ def checked(grammar: str, field: str = "structured_outputs") -> str:
 
     if len(grammar) > 4 * MAX_CHARACTERS:
         raise InvalidRequestError(f"{field} has {len(grammar)} characters, far too many", field=field)
-    failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=limits())
+    if number := _LEAST_NUMBERS.search(grammar):
+        raise InvalidRequestError(f"{field}: there is no number {number[0]} in a grammar", field=field)
+    if len(_RULE.findall(grammar)) > _MAX_RULES:
+        raise InvalidRequestError(f"{field}: a grammar has at most {_MAX_RULES} rules", field=field)
+    try:
+        failed, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=limits())
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":  # A defect of the compiler's: no class that could be named.
+            raise
+        failed, messages = True, [f"its compiler fails: {error}"]
     if failed:
         raise InvalidRequestError(f"{field}: {_reason(messages[0])}", field=field)
     return grammar
@@ -99,6 +114,7 @@ def _user_grammar(text: str, field: str) -> Form:
 
     if len(text) > MAX_CHARACTERS:
         raise InvalidRequestError(f"{field} has {len(text)} characters, and may have {MAX_CHARACTERS}", field=field)
+    check_path(text, field)
     try:
         lark = any_to_lark(text)
     except (GbnfToLarkError, RecursionError, IndexError, KeyError, ValueError, AssertionError) as error:

@@ -12,6 +12,10 @@ from octavo.base.errors import InvalidRequestError
 # A schema is about to be walked through and compiled: none that anybody wrote by hand comes near.
 MAX_CHARACTERS = 2**18
 _MAX_DEPTH = 64
+# Definitions that others name, times how deep they are nested: the compiler's recursion overflows at twice as much.
+_MAX_PATH = 1500
+# The most that its reader of JSON takes.
+_DEEPEST = 128
 # Where an object next to one of these is closed, what these say of other properties could not be fulfilled.
 _OPEN = (
     "additionalProperties",
@@ -59,6 +63,7 @@ def json_expression(
     if top is not None and "type" not in schema and not any(word in schema for word in _OPEN):
         schema = {"type": top, **schema}
     closed, text = _closed(schema, field, 0), json.dumps(schema)
+    check_path(text, field, _nesting(text))
     for start in re.findall(r'"\$ref": "(#[^"]*)"', text):
         _follow(schema, start, field)
     schema = schema if any(f'"{word}"' in text for word in _JOINING) else closed
@@ -68,6 +73,24 @@ def json_expression(
     else:
         guidance |= {"whitespace_flexible": True, "whitespace_pattern": whitespace}
     return "%json " + json.dumps({**schema, "x-guidance": guidance})
+
+
+def check_path(text: str, field: str, nesting: int = _DEEPEST) -> None:
+    """Refuse text with so many references to definitions, nested so deep, that to compile it could end the process."""
+    plain = re.sub(r"\\u00([2-7][0-9a-fA-F])", lambda found: chr(int(found[1], 16)), text)
+    count = len(set(re.findall(r'"\$ref"\s*:\s*"([^"]*)"', plain)))
+    if count * nesting > _MAX_PATH:
+        most = f"{_MAX_PATH // nesting} where it is nested {nesting} levels deep"
+        raise InvalidRequestError(f"{field} refers to {count} definitions, and may refer to {most}", field=field)
+
+
+def _nesting(text: str) -> int:
+    """Return how deep JSON is nested."""
+    deepest = depth = 0
+    for bracket in re.findall(r"[][{}]", re.sub(r'"(?:\\.|[^"\\])*"', "", text)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _follow(schema: Any, reference: Any, field: str) -> None:
@@ -90,7 +113,7 @@ def _closed(schema: Any, field: str, depth: int) -> Any:
     if depth > _MAX_DEPTH:
         raise InvalidRequestError(f"{field} is nested more than {_MAX_DEPTH} levels deep", field=field)
     found: dict[str, Any] = dict(schema)
-    properties, required = found.get("properties"), found.get("required") or ()
+    properties, required = found.get("properties"), found.get("required")
     for word in _MANY:
         if isinstance(found.get(word), Mapping):
             found[word] = {name: _closed(one, field, depth + 1) for name, one in found[word].items()}
@@ -100,7 +123,9 @@ def _closed(schema: Any, field: str, depth: int) -> Any:
             found[word] = [_closed(one, field, depth + 1) for one in found[word]]
         elif isinstance(found.get(word), Mapping):
             found[word] = _closed(found[word], field, depth + 1)
-    names = isinstance(properties, Mapping) and set(map(str, required)) <= set(properties)
+    names = isinstance(properties, Mapping) and set(map(str, required if isinstance(required, list) else ())) <= set(
+        properties
+    )
     if names and properties and not any(word in found for word in _OPEN) and not found.get("minProperties"):
         found["additionalProperties"] = False
     return found

@@ -13,8 +13,17 @@ import signal
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 _LENGTH = struct.Struct("!Q")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process until another lets it go on; False where nothing can be known of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 class Child:

@@ -6,8 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from octavo.base.errors import EngineDeadError, OctavoError, known_error
 from octavo.base.logging import get_logger
+from octavo.engine.child import is_stopped
 from octavo.engine.process import HEARTBEAT_SECONDS
 from octavo.engine.spawn import EngineElsewhere, EngineProcess
 from octavo.engine.streams import Inbox, Streams
@@ -41,6 +44,7 @@ class EngineClient:
         self._ready: asyncio.Future[Ready] | None = None
         self._heard = time.monotonic()
         self._closed = False
+        self._stopped = False
 
     async def start(self) -> Ready:
         """Wait until the engine is loaded. Raises what stopped it: ConfigError, CheckpointError, EngineDeadError."""
@@ -54,8 +58,8 @@ class EngineClient:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine is loaded, alive, and has given a sign of life in the last seconds."""
-        loaded = self._ready is not None and self._ready.done() and self.dead is None
+        """Whether the engine is loaded, alive, not stopped, and has given a sign of life in the last seconds."""
+        loaded = self._ready is not None and self._ready.done() and self.dead is None and not self._stopped
         return loaded and time.monotonic() - self._heard < HEARTBEAT_SECONDS * _MISSED_BEATS
 
     def new_key(self) -> int:
@@ -146,6 +150,7 @@ class EngineClient:
 
     async def _watch(self) -> None:
         while (ending := self._process.ending()) is None:
+            self._stopped = is_stopped(self._process.pid)
             await asyncio.sleep(_WATCH_SECONDS)
         # Its last words may still be on their way.
         await asyncio.sleep(_WATCH_SECONDS)
@@ -160,6 +165,10 @@ class EngineClient:
         if self.dead is not None:
             return
         self.dead = error
+        if self.stats is not None:  # Nobody holds anything any more; what was counted stays.
+            self.stats = msgspec.structs.replace(
+                self.stats, num_running=0, num_waiting=0, used_slots=0, used_pages=0, pending_pages=0
+            )
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         elif not self._closed:

@@ -41,8 +41,9 @@ class EngineProcess:
 class EngineElsewhere:
     """An engine that another process owns: whoever does removes its folder when it has ended. front: which one this is."""
 
-    def __init__(self, folder: str, front: int) -> None:
+    def __init__(self, folder: str, front: int, pid: int = 0) -> None:
         self.folder = folder
+        self.pid = pid
         self.front = front
 
     def ending(self) -> str | None:

@@ -149,10 +149,8 @@ class ServerMetrics(Collector):
         if self._folder is None:
             return
         path = self._folder / f"metrics-{self._front}"
-        with contextlib.suppress(FileNotFoundError):  # The folder goes when the engine has ended.
-            states = {name: one.state for name, one in self._histograms.items()}
-            told = msgspec.structs.replace(self._totals, histograms=states)
-            path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(told))
+        with contextlib.suppress(OSError):  # The folder goes when the engine has ended, and the disk may be full.
+            path.with_suffix(".new").write_bytes(msgspec.msgpack.encode(self._told()))
             path.with_suffix(".new").rename(path)
 
     def render(self) -> bytes:
@@ -162,9 +160,15 @@ class ServerMetrics(Collector):
         self.publish()
         every = ServerMetrics(self._model_name, self._stats)
         every._names = self._names
+        every._add(self._told())
         for path in self._folder.glob("metrics-*[0-9]"):
-            every._add(msgspec.msgpack.decode(path.read_bytes(), type=_Totals))
+            if path.name != f"metrics-{self._front}":
+                every._add(msgspec.msgpack.decode(path.read_bytes(), type=_Totals))
         return generate_latest(every._registry)
+
+    def _told(self) -> _Totals:
+        states = {name: one.state for name, one in self._histograms.items()}
+        return msgspec.structs.replace(self._totals, histograms=states)
 
     def _add(self, totals: _Totals) -> None:
         self._totals.prompt_tokens += totals.prompt_tokens

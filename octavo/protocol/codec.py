@@ -53,5 +53,5 @@ class Codec(Generic[_T]):
         """Return the record in `data`; raises DecodeError for anything else."""
         try:
             return self._decoder.decode(data)
-        except (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DecodeError(f"not a valid message: {error}") from error

@@ -136,10 +136,11 @@ class FakeExecutor:
                 # Drafts past the accepted ones leave rubbish in places that were granted.
                 self._compute(slot, slot_number, begin, count, touched, accepted=max(number, 1), history=history)
             if samples:
+                # What follows numbers that broke is rubbish, but the slot goes on until the host ends it.
+                slot.tokens.extend(sampled)
                 if self._keys[slot_number] in self.failing_keys:
                     errors.append(RowError(row=row, message="NaN logits"))
                     sampled = []
-                slot.tokens.extend(sampled)
                 ids.extend(sampled)
                 offsets.append(len(ids))
         self._copy_after(plan, touched)

@@ -124,6 +124,16 @@ def expected(request: Request, choice: int) -> tuple[list[int], str]:
     return output, "length"
 
 
+def never_fits(engine: Engine, asked: Request) -> bool:
+    """Whether an engine has to refuse a request, because it has too few pages or cannot do enough at once."""
+    shape = engine.geometry
+    total = len(asked.tokens) + asked.max_tokens
+    encoder = 0 if asked.encoder_tokens is None else len(asked.encoder_tokens)
+    pages = shape.pages_of(total, encoder) if asked.pooling is None else shape.pages_at_once(total)
+    once = total if asked.pooling is not None else encoder and encoder + 1
+    return pages > engine.num_pages or once > engine.budget or (shape.has_encoder and asked.pooling is not None)
+
+
 class Cache:
     """A source that has the first tokens of every prompt."""
 

@@ -12,7 +12,7 @@ from octavo.protocol.control import Barrier, Control, ResetPrefixCache
 from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.request import Abort, FinishChoice, Request
 from tests.engine.fake_worker import VOCABULARY, encoder_input
-from tests.engine.harness import GEOMETRIES, Cache, Engine, request, with_live
+from tests.engine.harness import GEOMETRIES, Cache, Engine, never_fits, request, with_live
 
 PROMPTS = st.builds(
     lambda family, length, tail: ([family] * 40)[:length] + tail,
@@ -112,11 +112,7 @@ def test_every_answer_is_right_whatever_happens_beside_it(actions, geometry, num
     engine.drain()
     assert sorted(engine.acks) == list(range(tickets))
     for key, each in asked.items():
-        total = len(each.tokens) + each.max_tokens
-        encoder = 0 if each.encoder_tokens is None else len(each.encoder_tokens)
-        pages = shape.pages_of(total, encoder) if each.pooling is None else shape.pages_at_once(total)
-        once = total if each.pooling is not None else encoder and encoder + 1
-        if pages > num_pages or once > options["budget"] or (shape.has_encoder and each.pooling is not None):
+        if never_fits(engine, each):
             assert {engine.finishes[key, choice].reason for choice in range(each.sampling.n)} == {"error"}
         else:
             engine.check_answer(each, finished | aborted)

@@ -25,6 +25,7 @@ def main(arguments: list[str]) -> int:
     from tests.equivalence.draw import draw_cases
     from tests.equivalence.features import Case
     from tests.equivalence.models import MODELS, PLAIN, TinyModel
+    from tests.equivalence.nursery import nursery
     from tests.equivalence.runner import Report, Runner
 
     parser = argparse.ArgumentParser(prog="python -m tests.equivalence", description=__doc__.splitlines()[0])
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     names = given.model or list(MODELS)
     began, total = time.monotonic(), Report()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, nursery():
         for turn, name in enumerate(names, 1):
             report = Report()
             count, seed = given.combinations // len(names), given.seed * len(MODELS) + turn

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -15,8 +16,10 @@ import httpx
 from octavo import launch
 from octavo.config.engine import EngineConfig
 from octavo.config.serve import ServeConfig
+from octavo.engine.spawn import EngineElsewhere
 from octavo.engine.streams import Streams
 from octavo.frontend.collect import Collector
+from octavo.frontend.service import TextService
 from octavo.protocol.arrays import int64
 from octavo.protocol.control import Control, ResetPrefixCache
 from octavo.protocol.output import EngineStats, RequestOutput
@@ -118,11 +121,14 @@ class LocalEngine:
 
 
 class ServedEngine:
-    """In a process of its own, behind a TextService; HTTP goes through a real server in front of the same service."""
+    """In a process of its own, behind a TextService or two, each with a wire of its own, as fronts have them; HTTP goes through a
+    real server in front of the first.
+    """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], num_fronts: int = 1) -> None:
         self._loop = asyncio.Runner()
-        self._service = self._await(launch.start_service(EngineConfig.from_options(options)))
+        self._services: list[TextService] = self._await(self._connect(EngineConfig.from_options(options), num_fronts))
+        self._service = self._services[0]
 
     def run(self, jobs: Sequence[Job], scenario: Scenario) -> list[Answer | None]:
         """Send every job at its time, and abort at its time."""
@@ -138,8 +144,14 @@ class ServedEngine:
 
     def close(self) -> None:
         """End the process."""
-        self._await(self._service.close())
+        for service in reversed(self._services):
+            self._await(service.close())
         self._loop.close()
+
+    async def _connect(self, config: EngineConfig, num_fronts: int) -> list[TextService]:
+        process = launch.start_engine(config, num_fronts)
+        others = [EngineElsewhere(process.folder, front, process.pid) for front in range(1, num_fronts)]
+        return await asyncio.gather(*(launch.connect(config, one) for one in (process, *others)))
 
     def _await(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._loop.run(asyncio.wait_for(work, _STUCK_SECONDS))
@@ -147,16 +159,18 @@ class ServedEngine:
     async def _idle_stats(self) -> EngineStats:
         while True:
             stats = self._service.stats() or EngineStats()
-            if not (stats.num_running or stats.num_waiting or stats.pending_pages or self._service.num_open):
+            num_open = sum(service.num_open for service in self._services)
+            if not (stats.num_running or stats.num_waiting or stats.pending_pages or num_open):
                 return stats
             await asyncio.sleep(_STEP_SECONDS)
 
     async def _run(self, jobs: Sequence[Job], scenario: Scenario) -> list[Answer | None]:
-        return await asyncio.gather(*(_timed(job, self._ask(job, scenario)) for job in jobs))
+        fronts = itertools.cycle(self._services)
+        return await asyncio.gather(*(_timed(job, self._ask(next(fronts), job, scenario)) for job in jobs))
 
-    async def _ask(self, job: Job, scenario: Scenario) -> Answer:
+    async def _ask(self, front: TextService, job: Job, scenario: Scenario) -> Answer:
         kind = "delta" if scenario.stream else "final"
-        stream = await self._service.generate(PROMPTS[job.prompt], job.params, priority=job.priority, kind=kind)
+        stream = await front.generate(PROMPTS[job.prompt], job.params, priority=job.priority, kind=kind)
         async with stream:
             return _joined([output async for output in stream])
 
@@ -170,7 +184,7 @@ class ServedEngine:
 
 def start_engine(options: Mapping[str, Any], place: str) -> Engine:
     """Load an engine with these options for cases in this place."""
-    return LocalEngine(options) if place == "process" else ServedEngine(options)
+    return LocalEngine(options) if place == "process" else ServedEngine(options, 2 if place == "fronts" else 1)
 
 
 async def _timed(job: Job, work: Coroutine[Any, Any, Answer]) -> Answer | None:

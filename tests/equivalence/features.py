@@ -16,7 +16,7 @@ class Scenario:
 
     batch: requests whose answers are compared. order: at-once, shuffled or staggered. warm: the same prompts once before.
     small_pool: so few pages that sequences are preempted. priorities: every request has its own. stream: pieces instead of
-    whole answers. place: process, service or http. aborts: neighbours come and are aborted. sampling: greedy, seeded (at
+    whole answers. place: process, service, http or fronts. aborts: neighbours come and are aborted. sampling: greedy, seeded (at
     temperature 1), or mixed. penalized: what has come before counts against a token. ending: what ends answers: length, token
     or string. formed: whose answers have a grammar: none, some or all.
     """
@@ -124,6 +124,8 @@ FEATURES: dict[str, dict[str, Value]] = {
         "process": Value(),
         "service": Value(scenario={"place": "service"}, costly=True),
         "http": Value(scenario={"place": "http"}, costly=True),
+        # Two fronts of one engine, which take turns.
+        "fronts": Value(scenario={"place": "fronts"}, costly=True),
     },
     "ranks": {
         "one": Value(),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,35 @@ class Expected:
     num_certain: int
 
 
+@dataclass(slots=True)
+class _Row:
+    """An answer that grows. certain: whether no tie has come."""
+
+    penalized: bool
+    formed: bool
+    prompt: int
+    choice: int | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    num_certain: int = 0
+    certain: bool = True
+
+    def take(self, logits: np.ndarray) -> None:
+        """Append the token that follows, given the logits, float64 [V]."""
+        text = [*PROMPTS[self.prompt], *self.tokens]
+        changed = _penalized(logits, text, len(PROMPTS[self.prompt])) if self.penalized else logits
+        if self.formed:
+            changed = np.where(np.arange(len(changed)) % 2, changed, -np.inf)
+        if self.choice is None:
+            token, sure = _likeliest(changed)
+        else:
+            token, sure = _drawn(changed, self.prompt, self.choice, len(text))
+        self.certain &= bool(sure)
+        self.num_certain += self.certain
+        self.tokens.append(token)
+        self.logprobs.append(float(logits[token] - np.logaddexp.reduce(logits)))
+
+
 def words(ids: Sequence[int]) -> str:
     """Return the text of token ids."""
     return " ".join(f"<{index:03}>" for index in ids)
@@ -130,49 +161,48 @@ class TinyModel:
     def _layers(self) -> Any:
         return assemble_folder(self.path).layers
 
-    @functools.cache  # noqa: B019 - as many models as rows
     def expected(self, *, penalized: bool, formed: bool = False) -> dict[tuple[int, int | None], Expected]:
         """Return the oracle's answers by prompt and choice; choice None is greedy."""
-        keys = [(prompt, choice) for prompt in range(len(PROMPTS)) for choice in (None, *range(MAX_CHOICES))]
-        texts = [list(PROMPTS[prompt]) for prompt, _ in keys]
-        found = {key: Expected([], [], 0) for key in keys}
-        certain = dict.fromkeys(keys, True)
-        for step in range(GROWN):
-            rows = [row for row, (prompt, _) in enumerate(keys) if step < LONGEST_ANSWER or prompt in GROWERS]
-            for row, logits in zip(rows, self._last_logits([texts[row] for row in rows]), strict=True):
-                prompt, choice = key = keys[row]
-                changed = _penalized(logits, texts[row], len(PROMPTS[prompt])) if penalized else logits
-                if formed:
-                    changed = np.where(np.arange(len(changed)) % 2, changed, -np.inf)
-                token, sure = (
-                    _likeliest(changed) if choice is None else _drawn(changed, prompt, choice, len(texts[row]))
+        return self._answers[penalized, formed]
+
+    @functools.cached_property
+    def _answers(self) -> dict[tuple[bool, bool], dict[tuple[int, int | None], Expected]]:
+        """All answers, without and with penalties and forms."""
+        kinds = list(itertools.product((False, True), repeat=2))
+        found: dict[tuple[bool, bool], dict[tuple[int, int | None], Expected]] = {kind: {} for kind in kinds}
+        for prompt in range(len(PROMPTS)):
+            rows = [_Row(*kind, prompt, choice) for kind in kinds for choice in (None, *range(MAX_CHOICES))]
+            self._continue(rows, GROWN if prompt in GROWERS else LONGEST_ANSWER)
+            for row in rows:
+                found[row.penalized, row.formed][prompt, row.choice] = Expected(
+                    row.tokens, row.logprobs, row.num_certain
                 )
-                certain[key] &= sure
-                texts[row].append(token)
-                one = found[key]
-                one.tokens.append(token)
-                one.logprobs.append(float(logits[token] - np.logaddexp.reduce(logits)))
-                found[key] = Expected(one.tokens, one.logprobs, one.num_certain + certain[key])
         return found
+
+    @torch.inference_mode()
+    def _continue(self, rows: list[_Row], num_tokens: int) -> None:
+        """Let answers to one prompt grow, all together, with the oracle's own cache."""
+        ids, cache = torch.tensor([PROMPTS[rows[0].prompt]] * len(rows)), None
+        # Older versions of transformers call it otherwise.
+        name = "cache" if "cache" in inspect.signature(self._oracle.forward).parameters else "past_key_values"
+        for _ in range(num_tokens):
+            out = self._oracle(ids, use_cache=True, **{name: cache})
+            cache = out[name]
+            for row, logits in zip(rows, out.logits[:, -1].double().numpy(), strict=True):
+                row.take(logits)
+            ids = torch.tensor([row.tokens[-1:] for row in rows])
 
     @functools.cached_property
     def prompt_logprobs(self) -> list[list[float]]:
         """The oracle's log-probabilities of every prompt's tokens but the first."""
-        found: list[list[float]] = []
-        for prompt in PROMPTS:
-            with torch.inference_mode():
-                logits = self._oracle(torch.tensor([prompt]), use_cache=False).logits[0, :-1].double()
-            tokens = torch.tensor(prompt[1:], dtype=torch.int64)[:, None]
-            found.append(torch.log_softmax(logits, -1).gather(1, tokens)[:, 0].tolist())
-        return found
+        return [self.logprobs_of(prompt) for prompt in PROMPTS]
 
     @torch.inference_mode()
-    def _last_logits(self, texts: list[list[int]]) -> np.ndarray:
-        """Return the logits after each text, float64 [texts, V]. What is padded on the right is seen by no token."""
-        longest = max(map(len, texts))
-        ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
-        logits = self._oracle(ids, use_cache=False).logits
-        return logits[torch.arange(len(texts)), torch.tensor([len(text) - 1 for text in texts])].double().numpy()
+    def logprobs_of(self, text: list[int]) -> list[float]:
+        """Return the oracle's log-probabilities of a text's tokens but the first, computed in one piece."""
+        logits = self._oracle(torch.tensor([text]), use_cache=False).logits[0, :-1].double()
+        tokens = torch.tensor(text[1:], dtype=torch.int64)[:, None]
+        return torch.log_softmax(logits, -1).gather(1, tokens)[:, 0].tolist()
 
 
 def _penalized(logits: np.ndarray, text: list[int], num_prompt: int) -> np.ndarray:

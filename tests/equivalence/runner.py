@@ -126,11 +126,12 @@ class Runner:
         options["mamba_block_size"] = options["block_size"]
         if case.scenario.small_pool:
             options["num_pages"] = self.model.small_pool(options["block_size"])
-        key = ("process" if case.scenario.place == "process" else "served", options)
+        place = case.scenario.place
+        key = ("service" if place == "http" else place, options)
         if self._engine is None or key != self._key:
             self.close()
             self._history = []
-            self._engine, self._key = start_engine(options, case.scenario.place), key
+            self._engine, self._key = start_engine(options, place), key
             self.report.engines += 1
         return self._engine
 

@@ -98,7 +98,8 @@ def _params(case: Case, model: TinyModel, prompt: int, rng: random.Random, *, lo
     drawn = scenario.sampling == "seeded" or (scenario.sampling == "mixed" and rng.random() < 0.5)
     fields |= {"temperature": 1.0, "seed": seed_of(prompt)} if drawn else {"temperature": 0.0}
     fields |= PENALTIES if scenario.penalized else {}
-    formed = scenario.formed == "all" or (scenario.formed == "some" and prompt % 2 == 1)
+    # Growers that are to meet wait for a grammar both, or neither does.
+    formed = scenario.formed == "all" or (scenario.formed == "some" and prompt % 2 == 1 and not longest)
     fields |= {"structured_outputs": FORM} if formed else {}
     expected = model.expected(penalized=scenario.penalized, formed=formed)[prompt, 0 if drawn else None]
     return SamplingParams(**fields, **_ending(scenario, expected, rng, longest))

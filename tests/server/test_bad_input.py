@@ -35,6 +35,8 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
     ("string body", CHAT_ROUTE, b'"hello"', 400, None),
     ("not UTF-8", TEXT_ROUTE, b'{"prompt":"\xff"}', 400, None),
     ("lone surrogate", TEXT_ROUTE, b'{"prompt":"\\ud800"}', 400, None),
+    ("lone surrogate beside NaN", TEXT_ROUTE, b'{"prompt":"\\ud800","temperature":NaN}', 400, None),
+    ("a name that is not UTF-8", TEXT_ROUTE, b'{"prompt":"x","\xff":1}', 400, None),
     ("nested too deeply", TEXT_ROUTE, b'{"x":' + b"[" * 9000 + b"]" * 9000 + b"}", 400, None),
     ("body too large", TEXT_ROUTE, {"prompt": "x" * 30_000}, 413, None),
     ("NaN temperature", TEXT_ROUTE, b'{"prompt":"x","temperature":NaN}', 400, "temperature"),

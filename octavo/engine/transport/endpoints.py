@@ -9,16 +9,21 @@ import os
 import shutil
 import tempfile
 
+from octavo.base.errors import ConfigError
+
 # A Unix socket path has 108 bytes; this leaves room for the file names below.
 _LONGEST_FOLDER = 80
 
 
 def make_folder() -> str:
-    """Make the private folder (mode 0700) of one engine's sockets."""
-    parent = tempfile.gettempdir()
-    if len(os.fsencode(parent)) > _LONGEST_FOLDER - 20:
-        parent = "/tmp"
-    return tempfile.mkdtemp(prefix="octavo-", dir=parent)
+    """Make the private folder (mode 0700) of one engine's sockets. Raises ConfigError where nothing can be written."""
+    try:
+        parent = tempfile.gettempdir()
+        if len(os.fsencode(parent)) > _LONGEST_FOLDER - 20:
+            parent = "/tmp"
+        return tempfile.mkdtemp(prefix="octavo-", dir=parent)
+    except OSError as error:
+        raise ConfigError(f"no folder for the engine's sockets: {error}; name one with room by TMPDIR") from error
 
 
 def remove_folder(folder: str) -> None:

@@ -32,7 +32,10 @@ async def asked_of(
     context = context_of(request)
     data = await read_body(request, context.config.max_body_bytes)
     body = decode_body(kind, data)
-    check(data)
+    try:
+        check(data)
+    except msgspec.DecodeError as error:  # In what the record has no field for.
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
     return context, body
 
 
@@ -115,6 +118,6 @@ def _field_of_non_number(decoder: msgspec.json.Decoder[Any], data: bytes) -> str
     except msgspec.ValidationError as error:
         place = _AT.search(str(error))
         return place[1] if place and "got `object`" in str(error) else None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, msgspec.DecodeError):
         return None
     return None

@@ -89,7 +89,7 @@ def test_a_missing_shard_is_named(tmp_path: Path):
     assert shard_files(tmp_path, complete=False) == (str(tmp_path / "a.safetensors"),)
 
 
-@pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", 3])
+@pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", 3, "a" * 300])
 def test_the_index_names_files_of_its_own_folder(tmp_path: Path, name: object):
     index(tmp_path, {"x": name})
     with pytest.raises(CheckpointError, match="'x' must be"):

@@ -1,0 +1,5 @@
+"""Faults put into real servers."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.faults.serving")
