@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import signal
 import socket
 import ssl
@@ -30,6 +31,8 @@ from octavo.frontend.service import TextService
 
 _logger = get_logger(__name__)
 _BACKLOG = 2048
+# Objects that are new, and live, before a collection.
+_COLLECT_AFTER = 10_000
 # Seconds to hand out the last answers after the service has drained.
 _FLUSH = 5
 
@@ -114,10 +117,16 @@ async def serve_http(app: Starlette, service: TextService | Shelf, config: Serve
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    thresholds = gc.get_threshold()
     try:
         _logger.info("ready on %s", url_of(taken, "https" if config.ssl_certfile else "http"))
+        # What is there by now stays, and a step's news to all streams are no reason to look for garbage.
+        gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
         await server.serve(sockets=[taken])
     finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         for task in (*ending, *([logging] if logging else [])):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -19,6 +19,7 @@ DONE = b"data: [DONE]\n\n"
 # In a request's scope: what sends without the layers of middleware, of which each costs every token two microseconds.
 RAW_SEND = "octavo.send"
 _logger = get_logger(__name__)
+_T = TypeVar("_T")
 encode_json = msgspec.json.encode
 
 
@@ -39,9 +40,9 @@ class ChunkFrame:
         return self._head + choice + self._tail
 
 
-def error_event(error: OctavoError) -> bytes:
-    """Return an error in mid-stream as an event in OpenAI's shape."""
-    return b"data: " + encode_json(error_object(error)) + b"\n\n"
+def error_end(error: OctavoError) -> bytes:
+    """Return what ends a stream with an error, in OpenAI's shape."""
+    return b"data: " + encode_json(error_object(error)) + b"\n\n" + DONE
 
 
 def named_event(event: Mapping[str, Any]) -> bytes:
@@ -49,29 +50,31 @@ def named_event(event: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
 
 
-class EventStream(Response):
-    """Sends events as they come, and ends well: an error becomes an error event, and `done` is always last.
+class EventStream(Response, Generic[_T]):
+    """Sends what comes, and ends well, by an error too.
 
-    close: aborts what still runs; called at the end, also when the client leaves before it. frame: how one of the events goes
-    over the wire, empty if it does not. fail: the event of an error.
+    events: what comes. encode: how one of them goes over the wire, empty if it does not. close: aborts what still runs; called
+    at the end, also when the client leaves before it. begin: what goes before all of them. end, fail: return the last bytes.
     """
 
     def __init__(
         self,
-        events: AsyncIterator[Any],
+        events: AsyncIterator[_T],
+        encode: Callable[[_T], bytes],
         close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str],
         *,
-        frame: Callable[[Any], bytes] = bytes,
-        fail: Callable[[OctavoError], bytes] = error_event,
-        done: bytes = DONE,
+        begin: bytes = b"",
+        end: Callable[[], bytes],
+        fail: Callable[[OctavoError], bytes] = error_end,
         media_type: str = "text/event-stream",
     ) -> None:
         self._events = events
+        self._encode = encode
         self._close = close
-        self._frame = frame
+        self._begin = begin
+        self._end = end
         self._fail = fail
-        self._done = done
         self._silent = True
         self.media_type = media_type
         self.status_code = 200
@@ -91,22 +94,25 @@ class EventStream(Response):
     async def _send_all(self, begin: Send, send: Send, interval: float) -> None:
         await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         keeping = asyncio.ensure_future(self._keep_alive(send, interval))
+        encode = self._encode
         try:
             try:
+                if self._begin:
+                    await send({"type": "http.response.body", "body": self._begin, "more_body": True})
                 async for event in self._events:
-                    if data := self._frame(event):
+                    if data := encode(event):
                         self._silent = False
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             finally:
                 keeping.cancel()
+            last = self._end()
         except OctavoError as error:
             _logger.warning("a stream ended with an error: %s", error.message)
-            await send({"type": "http.response.body", "body": self._fail(error) + self._done, "more_body": False})
+            last = self._fail(error)
         except Exception:
-            await send({"type": "http.response.body", "body": self._fail(defect()) + self._done, "more_body": False})
+            await send({"type": "http.response.body", "body": self._fail(defect()), "more_body": False})
             raise
-        else:
-            await send({"type": "http.response.body", "body": self._done, "more_body": False})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _keep_alive(self, send: Send, interval: float) -> None:
         """Send a comment whenever there was nothing else in an interval: proxies cut connections that are silent."""

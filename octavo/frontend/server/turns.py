@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -82,7 +82,7 @@ class Conversation:
 
 
 class Turn:
-    """The running answer to a conversation. `events()` once, then `aclose()`, which aborts what still runs."""
+    """The running answer to a conversation. `deltas` of all that `generation` gives, then `aclose()`, which aborts the rest."""
 
     def __init__(
         self, context: ServerContext, conversation: Conversation, generation: Generation, params: SamplingParams
@@ -107,13 +107,12 @@ class Turn:
             return self.generation.usage
         return {**self.generation.usage, "completion_tokens_details": {"reasoning_tokens": self._num_thoughts}}
 
-    async def events(self) -> AsyncIterator[list[TurnDelta]]:
-        """Yield what is new, as `octavo/frontend/text/dialects/events.py` says.
+    def deltas(self, outputs: Sequence[CompletionOutput]) -> list[TurnDelta]:
+        """Return what `Generation.events` yielded as `octavo/frontend/text/dialects/events.py` says.
 
-        Raises what `Generation.events` raises, and NoCallError where a call was required and there is none.
+        Raises NoCallError where a call was required and there is none.
         """
-        async for outputs in self.generation.events():
-            yield [self._delta(one) for one in outputs]
+        return [self._delta(one) for one in outputs]
 
     def _delta(self, one: CompletionOutput) -> TurnDelta:
         parser = self._parsers[one.index]

@@ -96,7 +96,7 @@ def _thought(text: str) -> dict[str, str]:
 
 
 class ChatEncoder(TurnEncoder):
-    """Writes the chunks of a stream, and keeps what they add up to.
+    """Writes the chunks of a stream, or what they add up to.
 
     echo: what the text of every choice begins with. with_ids: token ids are told too.
     """
@@ -108,15 +108,19 @@ class ChatEncoder(TurnEncoder):
         self.echo = ""
         self.with_ids = False
         self._head = head
+        self._begin = encode_json({**head, "object": "chat.completion.chunk"})[:-1] + b","
         self._wishes = usage
         self._shape = shape
         self.made: list[WholeTurn] = [WholeTurn(index=index) for index in range(num_choices)]
         self._begun: set[int] = set()
 
+    def keep(self, delta: TurnDelta) -> None:
+        """Take in what is new."""
+        self.made[delta.index].add(delta)
+
     def take(self, delta: TurnDelta) -> Events:
         """Return the chunks of a delta; the log-probabilities of its tokens are in the first that has a part of the answer."""
         index = delta.index
-        self.made[index].add(delta)
         chunks: Events = []
         if index not in self._begun:
             self._begun.add(index)
@@ -128,7 +132,8 @@ class ChatEncoder(TurnEncoder):
         ids = {"token_ids": delta.token_ids} if self.with_ids and delta.token_ids else {}
         for found in told or ([{"content": ""}] if delta.logprobs or ids else []):
             chunks.append(self._chunk(index, found, logprobs))
-            chunks[-1]["choices"][0] |= ids
+            if ids:
+                chunks[-1]["choices"][0] |= ids
             logprobs, ids = None, {}
         if delta.finish_reason is not None:
             chunks.append(self._chunk(index, {}, None, delta))
@@ -173,8 +178,9 @@ class ChatEncoder(TurnEncoder):
         }
 
     def frame(self, event: Mapping[str, Any]) -> bytes:
-        """Return a server-sent event."""
-        return b"data: " + encode_json(event) + b"\n\n"
+        """Return a server-sent event; what is the same in every chunk is written once."""
+        data = encode_json(event)
+        return b"data: " + (data if "error" in event else self._begin + data[1:]) + b"\n\n"
 
     @property
     def _usage(self) -> dict[str, Any] | None:
@@ -190,8 +196,7 @@ class ChatEncoder(TurnEncoder):
         return self._event([one], self._usage if self._wishes.always else None)
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
-        event = {**self._head, "object": "chat.completion.chunk", "choices": choices}
-        return {**event, "usage": usage} if self._wishes.at_end else event
+        return {"choices": choices, "usage": usage} if self._wishes.at_end else {"choices": choices}
 
 
 def _params(body: schema.ChatBody, context: ServerContext) -> SamplingParams:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from octavo.frontend.server.routes import openai_schema as schema
 from octavo.frontend.server.routes.answers import begin, collect, json_response, label, token_bytes_of
 from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.logprobs import CompletionLogprobs, prompt_entries
-from octavo.frontend.server.sse import ChunkFrame, EventStream, encode_json
+from octavo.frontend.server.sse import DONE, ChunkFrame, EventStream, encode_json
 from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.output import CompletionOutput
 from octavo.protocol.sampling import SamplingParams
@@ -51,8 +52,8 @@ async def completions(request: Request) -> Response:
     if body.stream:
         usage = schema.usage_wishes(body, context.config.enable_force_include_usage)
         frame = ChunkFrame(head, with_usage=usage.at_end)
-        events = _stream(generation, frame, pieces, usage, prompt_ids)
-        return EventStream(events, generation.aclose, named.headers)
+        chunks = _Chunks(generation, frame, pieces, usage, None if prompt_ids is None else dict(enumerate(prompt_ids)))
+        return EventStream(generation.events(), chunks.encode, generation.aclose, named.headers, end=chunks.end)
     found = await collect(request, generation, num_choices)
     choices = [_whole_choice(one, pieces, generation.prompt_logprobs[one.index // params.n]) for one in found]
     for choice, one, ids in zip(choices, found, prompt_ids or (), strict=bool(prompt_ids)):
@@ -119,27 +120,31 @@ def _whole_choice(
     return choice if scores is None else {**choice, "prompt_logprobs": prompt_entries(scores)}
 
 
-async def _stream(
-    generation: Generation,
-    frame: ChunkFrame,
-    pieces: Sequence[CompletionLogprobs] | None,
-    usage: schema.UsageWishes,
-    prompt_ids: Sequence[list[int]] | None,
-) -> AsyncIterator[bytes]:
-    untold = dict(enumerate(prompt_ids or ()))
-    async for outputs in generation.events():
-        now = generation.usage if usage.always else None
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """How a stream is written. untold: of each choice the prompt's ids, where token ids are told, until they were."""
+
+    generation: Generation
+    frame: ChunkFrame
+    pieces: Sequence[CompletionLogprobs] | None
+    usage: schema.UsageWishes
+    untold: dict[int, list[int]] | None
+
+    def encode(self, outputs: list[CompletionOutput]) -> bytes:
+        """Return the chunks of what is new."""
+        now = self.generation.usage if self.usage.always else None
         chunks: list[bytes] = []
         for one in outputs:
-            if prompt_ids is not None:
-                ids = {"token_ids": one.token_ids, "prompt_token_ids": untold.pop(one.index, None)}
-                chunks.append(frame.chunk(_choice(one, pieces, ids), now))
+            if self.untold is not None:
+                ids = {"token_ids": one.token_ids, "prompt_token_ids": self.untold.pop(one.index, None)}
+                chunks.append(self.frame.chunk(_choice(one, self.pieces, ids), now))
             elif one.text or one.logprobs or one.finish_reason:
-                chunks.append(frame.chunk(_choice(one, pieces), now))
-        if chunks:
-            yield b"".join(chunks)
-    if usage.at_end:
-        yield frame.chunk(b"", generation.usage)
+                chunks.append(self.frame.chunk(_choice(one, self.pieces), now))
+        return b"".join(chunks)
+
+    def end(self) -> bytes:
+        """Return the end, with the usage if it is asked for."""
+        return (self.frame.chunk(b"", self.generation.usage) if self.usage.at_end else b"") + DONE
 
 
 def _choice(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -15,12 +15,13 @@ from octavo.frontend.server.routes.answers import json_response
 from octavo.frontend.server.sse import EventStream
 from octavo.frontend.server.turns import Turn
 from octavo.frontend.text.dialects.events import TurnDelta
+from octavo.protocol.output import CompletionOutput
 
 Events = list[dict[str, Any]]
 
 
 class TurnEncoder(Protocol):
-    """Writes a turn. Asked for its events in order: begin, take for every delta, then end or fail."""
+    """Writes a turn. Asked for its events in order: begin, take (or keep) for every delta, then end or fail."""
 
     media_type: str = "text/event-stream"
 
@@ -31,6 +32,10 @@ class TurnEncoder(Protocol):
     def take(self, delta: TurnDelta) -> Events:
         """Return what the delta makes known."""
         ...
+
+    def keep(self, delta: TurnDelta) -> None:
+        """Take in what the delta makes known, of an answer that is not streamed."""
+        self.take(delta)
 
     def end(self) -> Events:
         """Return what ends the stream well."""
@@ -49,13 +54,13 @@ class TurnEncoder(Protocol):
         ...
 
 
-async def encoded(turn: Turn, encoder: TurnEncoder) -> AsyncIterator[Events]:
-    """Yield the events of a turn."""
-    yield encoder.begin()
-    async for deltas in turn.events():
-        for delta in deltas:
-            yield encoder.take(delta)
-    yield encoder.end()
+async def make(turn: Turn, encoder: TurnEncoder) -> None:
+    """Let the encoder see all of a turn; raises the generation's errors."""
+    encoder.begin()
+    async for outputs in turn.generation.events():
+        for delta in turn.deltas(outputs):
+            encoder.keep(delta)
+    encoder.end()
 
 
 async def answer(
@@ -67,20 +72,19 @@ async def answer(
         def framed(events: Events) -> bytes:
             return b"".join([encoder.frame(event) for event in events])
 
+        def encode(outputs: list[CompletionOutput]) -> bytes:
+            return b"".join([framed(encoder.take(delta)) for delta in turn.deltas(outputs)])
+
         return EventStream(
-            encoded(turn, encoder),
+            turn.generation.events(),
+            encode,
             turn.aclose,
             headers,
-            frame=framed,
-            fail=lambda error: framed(encoder.fail(error)),
-            done=done,
+            begin=framed(encoder.begin()),
+            end=lambda: framed(encoder.end()) + done,
+            fail=lambda error: framed(encoder.fail(error)) + done,
             media_type=encoder.media_type,
         )
-
-    async def run() -> None:
-        async for _ in encoded(turn, encoder):
-            pass
-
     async with aclosing(turn):
-        await until_disconnect(request.receive, run())
+        await until_disconnect(request.receive, make(turn, encoder))
     return json_response(encoder.whole(), headers)

@@ -18,7 +18,7 @@ from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.errors import defect, renamed
 from octavo.frontend.server.response_store import StoredResponse
 from octavo.frontend.server.routes.answers import json_response, label
-from octavo.frontend.server.routes.encoders import answer, encoded
+from octavo.frontend.server.routes.encoders import answer, make
 from octavo.frontend.server.routes.response_encoder import ResponseEncoder
 from octavo.frontend.server.routes.responses_schema import (
     Messages,
@@ -109,8 +109,7 @@ async def _run(turn: Turn, encoder: ResponseEncoder) -> None:
     """Make a response in the background."""
     try:
         async with aclosing(turn):
-            async for _ in encoded(turn, encoder):
-                pass
+            await make(turn, encoder)
     except asyncio.CancelledError:
         encoder.cancel()
     except OctavoError as error:
