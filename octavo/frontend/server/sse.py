@@ -30,7 +30,8 @@ class ChunkFrame:
     """
 
     def __init__(self, head: Mapping[str, Any], *, with_usage: bool) -> None:
-        self._head = b"data: " + encode_json(head)[:-1] + b',"choices":['
+        self._start = b"data: " + encode_json(head)[:-1] + b","
+        self._head = self._start + b'"choices":['
         self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
     def chunk(self, choice: bytes, usage: Mapping[str, Any] | None = None) -> bytes:
@@ -38,6 +39,10 @@ class ChunkFrame:
         if usage is not None:
             return self._head + choice + b'],"usage":' + encode_json(usage) + b"}\n\n"
         return self._head + choice + self._tail
+
+    def event(self, fields: Mapping[str, Any]) -> bytes:
+        """Return one event with these fields, the choices among them."""
+        return self._start + encode_json(fields)[1:] + b"\n\n"
 
 
 def error_end(error: OctavoError) -> bytes:

@@ -118,6 +118,8 @@ class Turn:
         parser = self._parsers[one.index]
         events: list[Event] = [TextDelta(one.text)] if one.text else []
         finish, stop = one.finish_reason, one.stop_reason
+        if parser is None and finish is None:  # As for most tokens.
+            return TurnDelta(index=one.index, events=events, token_ids=one.token_ids, logprobs=one.logprobs)
         num_calls = 0
         if parser is not None:
             before = parser.thinking

@@ -20,7 +20,7 @@ from octavo.frontend.server.routes.answers import json_response, label, token_by
 from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.encoders import Events, TurnEncoder, answer
 from octavo.frontend.server.routes.logprobs import chat_entries, prompt_entries
-from octavo.frontend.server.sse import DONE, encode_json
+from octavo.frontend.server.sse import DONE, ChunkFrame, encode_json
 from octavo.frontend.server.turns import Conversation, Turn, WholeTurn, begin_turn, render_turn
 from octavo.frontend.text.dialects.events import (
     Event,
@@ -33,6 +33,8 @@ from octavo.frontend.text.dialects.events import (
 from octavo.protocol.output import Logprob
 from octavo.protocol.sampling import SamplingParams
 
+# The choice of a chunk that is a piece of text and nothing else, as most are.
+_PLAIN = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
 # Tokens and their logprobs -> `logprobs` of a choice; None where none were asked for.
 LogprobShape = Callable[[list[int], list[dict[int, Logprob]]], dict[str, Any] | None]
 
@@ -108,7 +110,7 @@ class ChatEncoder(TurnEncoder):
         self.echo = ""
         self.with_ids = False
         self._head = head
-        self._begin = encode_json({**head, "object": "chat.completion.chunk"})[:-1] + b","
+        self._frame = ChunkFrame({**head, "object": "chat.completion.chunk"}, with_usage=usage.at_end)
         self._wishes = usage
         self._shape = shape
         self.made: list[WholeTurn] = [WholeTurn(index=index) for index in range(num_choices)]
@@ -138,6 +140,14 @@ class ChatEncoder(TurnEncoder):
         if delta.finish_reason is not None:
             chunks.append(self._chunk(index, {}, None, delta))
         return chunks
+
+    def written(self, delta: TurnDelta) -> bytes:
+        """Return the chunks of a delta; most are a piece of text, which needs no more than its place in a chunk."""
+        told, index = delta.events, delta.index
+        more = delta.logprobs is not None or delta.finish_reason is not None or self.with_ids or self._wishes.always
+        if more or len(told) != 1 or not isinstance(told[0], TextDelta) or index not in self._begun:
+            return super().written(delta)
+        return self._frame.chunk(_PLAIN % (index, encode_json(told[0].text)))
 
     def end(self) -> Events:
         """Return the chunk that has the usage and no choices, if it is asked for."""
@@ -178,9 +188,8 @@ class ChatEncoder(TurnEncoder):
         }
 
     def frame(self, event: Mapping[str, Any]) -> bytes:
-        """Return a server-sent event; what is the same in every chunk is written once."""
-        data = encode_json(event)
-        return b"data: " + (data if "error" in event else self._begin + data[1:]) + b"\n\n"
+        """Return a server-sent event."""
+        return b"data: %b\n\n" % encode_json(event) if "error" in event else self._frame.event(event)
 
     @property
     def _usage(self) -> dict[str, Any] | None:

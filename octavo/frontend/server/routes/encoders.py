@@ -53,6 +53,14 @@ class TurnEncoder(Protocol):
         """Return an event as it goes over the wire."""
         ...
 
+    def write(self, events: Events) -> bytes:
+        """Return events as they go over the wire."""
+        return b"".join(map(self.frame, events))
+
+    def written(self, delta: TurnDelta) -> bytes:
+        """Return what `take` returns as it goes over the wire."""
+        return self.write(self.take(delta))
+
 
 async def make(turn: Turn, encoder: TurnEncoder) -> None:
     """Let the encoder see all of a turn; raises the generation's errors."""
@@ -69,20 +77,17 @@ async def answer(
     """Answer with a turn, streamed or whole. Raises the generation's errors, or ClientGoneError, if it is not streamed."""
     if stream:
 
-        def framed(events: Events) -> bytes:
-            return b"".join([encoder.frame(event) for event in events])
-
         def encode(outputs: list[CompletionOutput]) -> bytes:
-            return b"".join([framed(encoder.take(delta)) for delta in turn.deltas(outputs)])
+            return b"".join(map(encoder.written, turn.deltas(outputs)))
 
         return EventStream(
             turn.generation.events(),
             encode,
             turn.aclose,
             headers,
-            begin=framed(encoder.begin()),
-            end=lambda: framed(encoder.end()) + done,
-            fail=lambda error: framed(encoder.fail(error)) + done,
+            begin=encoder.write(encoder.begin()),
+            end=lambda: encoder.write(encoder.end()) + done,
+            fail=lambda error: encoder.write(encoder.fail(error)) + done,
             media_type=encoder.media_type,
         )
     async with aclosing(turn):
