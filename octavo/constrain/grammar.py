@@ -46,9 +46,7 @@ def form_of(params: StructuredOutputsParams, field: str = "structured_outputs") 
         case "json":
             return Form(json_expression(params.json, where, whitespace=params.whitespace_pattern))
         case "json_object":
-            # Of no schema a model has only its own habits to go by.
-            space = params.whitespace_pattern or _SPACE
-            return Form(json_expression({"type": "object"}, where, whitespace=space))
+            return Form(json_expression({"type": "object"}, where, whitespace=params.whitespace_pattern or _SPACE))
         case "regex":
             return Form(_regex(str(params.regex)))
         case "choice":

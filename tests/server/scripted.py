@@ -48,7 +48,6 @@ class ScriptedTurn(Turn):
         self._finish = finish
         self._stop = stop
         self._fails = fails
-        self.num_choices = 1
         self.generation: Any = self
         self.closed = False
 

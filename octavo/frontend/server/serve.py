@@ -31,8 +31,6 @@ from octavo.frontend.service import TextService
 
 _logger = get_logger(__name__)
 _BACKLOG = 2048
-# Objects that are new, and live, before a collection.
-_COLLECT_AFTER = 10_000
 # Seconds to hand out the last answers after the service has drained.
 _FLUSH = 5
 
@@ -120,9 +118,8 @@ async def serve_http(app: Starlette, service: TextService | Shelf, config: Serve
     thresholds = gc.get_threshold()
     try:
         _logger.info("ready on %s", url_of(taken, "https" if config.ssl_certfile else "http"))
-        # What is there by now stays, and a step's news to all streams are no reason to look for garbage.
         gc.freeze()
-        gc.set_threshold(_COLLECT_AFTER, *thresholds[1:])
+        gc.set_threshold(10_000, *thresholds[1:])  # A step's news to all streams are no reason to look for garbage.
         await server.serve(sockets=[taken])
     finally:
         gc.set_threshold(*thresholds)

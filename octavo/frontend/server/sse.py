@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -14,14 +14,14 @@ from octavo.base.errors import OctavoError
 from octavo.base.logging import get_logger
 from octavo.frontend.server.disconnect import ClientGoneError, until_disconnect
 from octavo.frontend.server.errors import defect, error_object
+from octavo.frontend.server.events import Generation
+from octavo.protocol.output import CompletionOutput
 
 DONE = b"data: [DONE]\n\n"
-# In a request's scope: what sends without the layers of middleware, of which each costs every token two microseconds.
-RAW_SEND = "octavo.send"
-# What writes a piece of an answer whose head is out, without a message and a task's turn; False where that would have to wait.
+# In a request's scope: writes a piece of an answer whose head is out, past the layers of middleware, of which each costs every
+# token two microseconds; False where that would have to wait.
 RAW_WRITE = "octavo.write"
 _logger = get_logger(__name__)
-_T = TypeVar("_T")
 encode_json = msgspec.json.encode
 
 
@@ -52,27 +52,17 @@ def error_end(error: OctavoError) -> bytes:
     return b"data: " + encode_json(error_object(error)) + b"\n\n" + DONE
 
 
-def named_event(event: Mapping[str, Any]) -> bytes:
-    """Return an event that is named by its type, as Anthropic's and those of Responses are."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
-
-
-def _nothing_written(_data: bytes) -> bool:
-    return False
-
-
-class EventStream(Response, Generic[_T]):
+class EventStream(Response):
     """Sends what comes, and ends well, by an error too.
 
-    events: what comes. encode: how one of them goes over the wire, empty if it does not. close: aborts what still runs; called
-    at the end, also when the client leaves before it. begin: what goes before all of them. end, fail: return the last bytes.
+    generation: closed at the end, also when the client leaves before it. encode: how its outputs go over the wire, empty if
+    they do not. begin: what goes before all of them. end, fail: return the last bytes.
     """
 
     def __init__(
         self,
-        events: AsyncIterator[_T],
-        encode: Callable[[_T], bytes],
-        close: Callable[[], Awaitable[None]],
+        generation: Generation,
+        encode: Callable[[list[CompletionOutput]], bytes],
         headers: Mapping[str, str],
         *,
         begin: bytes = b"",
@@ -80,9 +70,8 @@ class EventStream(Response, Generic[_T]):
         fail: Callable[[OctavoError], bytes] = error_end,
         media_type: str = "text/event-stream",
     ) -> None:
-        self._events = events
+        self._generation = generation
         self._encode = encode
-        self._close = close
         self._begin = begin
         self._end = end
         self._fail = fail
@@ -96,25 +85,23 @@ class EventStream(Response, Generic[_T]):
         """Answer the request."""
         try:
             interval = scope["app"].state.context.config.sse_keep_alive_interval if "app" in scope else 0.0
-            write = scope.get(RAW_WRITE, _nothing_written)
-            await until_disconnect(receive, self._send_all(send, scope.get(RAW_SEND, send), write, interval))
+            await until_disconnect(receive, self._send_all(send, scope.get(RAW_WRITE), interval))
         except (ClientGoneError, OSError):
             _logger.debug("client left during a stream")
         finally:
-            await self._close()
+            await self._generation.aclose()
 
-    async def _send_all(self, begin: Send, send: Send, write: Callable[[bytes], bool], interval: float) -> None:
-        await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send_all(self, send: Send, write: Callable[[bytes], bool] | None, interval: float) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         keeping = asyncio.ensure_future(self._keep_alive(send, interval))
-        encode = self._encode
         try:
             try:
                 if self._begin:
                     await send({"type": "http.response.body", "body": self._begin, "more_body": True})
-                async for event in self._events:
-                    if data := encode(event):
+                async for outputs in self._generation.events():
+                    if data := self._encode(outputs):
                         self._silent = False
-                        if not write(data):
+                        if write is None or not write(data):
                             await send({"type": "http.response.body", "body": data, "more_body": True})
             finally:
                 keeping.cancel()

@@ -82,13 +82,12 @@ class Conversation:
 
 
 class Turn:
-    """The running answer to a conversation. `deltas` of all that `generation` gives, then `aclose()`, which aborts the rest."""
+    """The running answer to a conversation: `deltas` of all that `generation` gives."""
 
     def __init__(
         self, context: ServerContext, conversation: Conversation, generation: Generation, params: SamplingParams
     ) -> None:
         self.generation = generation
-        self.num_choices = params.n
         self._speech = context.speech
         self._conversation = conversation
         self._num_thoughts = 0
@@ -147,10 +146,6 @@ class Turn:
             return len(ids) * before
         marked = [place for place, index in enumerate(ids, 1) if index in self._speech.thought_ids]
         return (marked[0] if marked else len(ids)) if before else (len(ids) - marked[-1] if marked else 0)
-
-    async def aclose(self) -> None:
-        """Abort what still runs and settle the books; idempotent."""
-        await self.generation.aclose()
 
 
 async def render_turn(request: Request, context: ServerContext, conversation: Conversation) -> list[int]:

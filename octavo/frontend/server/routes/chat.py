@@ -66,11 +66,11 @@ async def chat_completions(request: Request) -> Response:
         )
     except InvalidRequestError as error:
         raise _renamed(error, body) from error
-    encoder.turn, encoder.with_ids = turn, bool(body.return_token_ids)
+    encoder.turn, encoder.with_ids, encoder.streamed = turn, bool(body.return_token_ids), bool(body.stream)
     last = conversation.messages[-1]
     if body.echo and last["role"] == "assistant" and isinstance(last["content"], str):
         encoder.echo = last["content"]
-    return await answer(request, turn, encoder, stream=bool(body.stream), headers=named.headers, done=DONE)
+    return await answer(request, turn, encoder, stream=encoder.streamed, headers=named.headers, done=DONE)
 
 
 def _told(event: Event) -> dict[str, Any] | None:
@@ -100,7 +100,7 @@ def _thought(text: str) -> dict[str, str]:
 class ChatEncoder(TurnEncoder):
     """Writes the chunks of a stream, or what they add up to.
 
-    echo: what the text of every choice begins with. with_ids: token ids are told too.
+    echo: what the text of every choice begins with. with_ids: token ids are told too. streamed: no more is kept.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ChatEncoder(TurnEncoder):
     ) -> None:
         self.turn: Turn | None = None
         self.echo = ""
-        self.with_ids = False
+        self.with_ids = self.streamed = False
         self._head = head
         self._frame = ChunkFrame({**head, "object": "chat.completion.chunk"}, with_usage=usage.at_end)
         self._wishes = usage
@@ -116,14 +116,13 @@ class ChatEncoder(TurnEncoder):
         self.made: list[WholeTurn] = [WholeTurn(index=index) for index in range(num_choices)]
         self._begun: set[int] = set()
 
-    def keep(self, delta: TurnDelta) -> None:
-        """Take in what is new."""
-        self.made[delta.index].add(delta)
-
     def take(self, delta: TurnDelta) -> Events:
         """Return the chunks of a delta; the log-probabilities of its tokens are in the first that has a part of the answer."""
         index = delta.index
         chunks: Events = []
+        if not self.streamed:
+            self.made[index].add(delta)
+            return chunks
         if index not in self._begun:
             self._begun.add(index)
             chunks.append({**self._chunk(index, {"role": "assistant", "content": ""}), **self._prompt_ids()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -51,9 +50,7 @@ async def completions(request: Request) -> Response:
     prompt_ids = [ids for _, ids in generation.prompts for _ in range(params.n)] if body.return_token_ids else None
     if body.stream:
         usage = schema.usage_wishes(body, context.config.enable_force_include_usage)
-        frame = ChunkFrame(head, with_usage=usage.at_end)
-        chunks = _Chunks(generation, frame, pieces, usage, None if prompt_ids is None else dict(enumerate(prompt_ids)))
-        return EventStream(generation.events(), chunks.encode, generation.aclose, named.headers, end=chunks.end)
+        return _stream(generation, ChunkFrame(head, with_usage=usage.at_end), pieces, usage, prompt_ids, named.headers)
     found = await collect(request, generation, num_choices)
     choices = [_whole_choice(one, pieces, generation.prompt_logprobs[one.index // params.n]) for one in found]
     for choice, one, ids in zip(choices, found, prompt_ids or (), strict=bool(prompt_ids)):
@@ -120,31 +117,31 @@ def _whole_choice(
     return choice if scores is None else {**choice, "prompt_logprobs": prompt_entries(scores)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunks:
-    """How a stream is written. untold: of each choice the prompt's ids, where token ids are told, until they were."""
+def _stream(
+    generation: Generation,
+    frame: ChunkFrame,
+    pieces: Sequence[CompletionLogprobs] | None,
+    usage: schema.UsageWishes,
+    prompt_ids: Sequence[list[int]] | None,
+    headers: Mapping[str, str],
+) -> EventStream:
+    untold = dict(enumerate(prompt_ids or ()))
 
-    generation: Generation
-    frame: ChunkFrame
-    pieces: Sequence[CompletionLogprobs] | None
-    usage: schema.UsageWishes
-    untold: dict[int, list[int]] | None
-
-    def encode(self, outputs: list[CompletionOutput]) -> bytes:
-        """Return the chunks of what is new."""
-        now = self.generation.usage if self.usage.always else None
+    def encode(outputs: list[CompletionOutput]) -> bytes:
+        now = generation.usage if usage.always else None
         chunks: list[bytes] = []
         for one in outputs:
-            if self.untold is not None:
-                ids = {"token_ids": one.token_ids, "prompt_token_ids": self.untold.pop(one.index, None)}
-                chunks.append(self.frame.chunk(_choice(one, self.pieces, ids), now))
+            if prompt_ids is not None:
+                ids = {"token_ids": one.token_ids, "prompt_token_ids": untold.pop(one.index, None)}
+                chunks.append(frame.chunk(_choice(one, pieces, ids), now))
             elif one.text or one.logprobs or one.finish_reason:
-                chunks.append(self.frame.chunk(_choice(one, self.pieces), now))
+                chunks.append(frame.chunk(_choice(one, pieces), now))
         return b"".join(chunks)
 
-    def end(self) -> bytes:
-        """Return the end, with the usage if it is asked for."""
-        return (self.frame.chunk(b"", self.generation.usage) if self.usage.at_end else b"") + DONE
+    def end() -> bytes:
+        return (frame.chunk(b"", generation.usage) if usage.at_end else b"") + DONE
+
+    return EventStream(generation, encode, headers, end=end)
 
 
 def _choice(

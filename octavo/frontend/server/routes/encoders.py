@@ -21,7 +21,7 @@ Events = list[dict[str, Any]]
 
 
 class TurnEncoder(Protocol):
-    """Writes a turn. Asked for its events in order: begin, take (or keep) for every delta, then end or fail."""
+    """Writes a turn. Asked for its events in order: begin, take for every delta, then end or fail."""
 
     media_type: str = "text/event-stream"
 
@@ -32,10 +32,6 @@ class TurnEncoder(Protocol):
     def take(self, delta: TurnDelta) -> Events:
         """Return what the delta makes known."""
         ...
-
-    def keep(self, delta: TurnDelta) -> None:
-        """Take in what the delta makes known, of an answer that is not streamed."""
-        self.take(delta)
 
     def end(self) -> Events:
         """Return what ends the stream well."""
@@ -67,7 +63,7 @@ async def make(turn: Turn, encoder: TurnEncoder) -> None:
     encoder.begin()
     async for outputs in turn.generation.events():
         for delta in turn.deltas(outputs):
-            encoder.keep(delta)
+            encoder.take(delta)
     encoder.end()
 
 
@@ -81,15 +77,14 @@ async def answer(
             return b"".join(map(encoder.written, turn.deltas(outputs)))
 
         return EventStream(
-            turn.generation.events(),
+            turn.generation,
             encode,
-            turn.aclose,
             headers,
             begin=encoder.write(encoder.begin()),
             end=lambda: encoder.write(encoder.end()) + done,
             fail=lambda error: encoder.write(encoder.fail(error)) + done,
             media_type=encoder.media_type,
         )
-    async with aclosing(turn):
+    async with aclosing(turn.generation):
         await until_disconnect(request.receive, make(turn, encoder))
     return json_response(encoder.whole(), headers)

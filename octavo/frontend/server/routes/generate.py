@@ -52,7 +52,7 @@ async def generate(request: Request) -> Response:
         def end() -> bytes:
             return _event(named.id, choices=[], usage=generation.usage) + DONE
 
-        return EventStream(generation.events(), encode, generation.aclose, named.headers, end=end)
+        return EventStream(generation, encode, named.headers, end=end)
     found = await collect(request, generation, params.n)
     choices = [_choice(one, one.logprobs if params.logprobs is not None else None) for one in found]
     scores = generation.prompt_logprobs[0]

@@ -108,7 +108,7 @@ def _keep(context: ServerContext, id: str, stored: StoredResponse, num_bytes: in
 async def _run(turn: Turn, encoder: ResponseEncoder) -> None:
     """Make a response in the background."""
     try:
-        async with aclosing(turn):
+        async with aclosing(turn.generation):
             await make(turn, encoder)
     except asyncio.CancelledError:
         encoder.cancel()
