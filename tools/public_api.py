@@ -12,6 +12,8 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 import octavo
 from octavo.cli.main import COMMANDS
 from octavo.config.flags import own_flags
@@ -42,6 +44,10 @@ def _describe(name: str, thing: Any) -> Iterator[str]:
     if dataclasses.is_dataclass(thing):
         yield f"record {name}"
         yield from (f"{name}.{field.name}{_default(field)}" for field in dataclasses.fields(thing))
+    elif inspect.isclass(thing) and issubclass(thing, msgspec.Struct):
+        yield f"record {name}"
+        for field in msgspec.structs.fields(thing):
+            yield f"{name}.{field.name}" + (f" = {field.default!r}" if field.default is not msgspec.NODEFAULT else "")
     elif inspect.isclass(thing) and issubclass(thing, BaseException):
         yield f"error {name}({', '.join(base.__name__ for base in thing.__bases__)})"
         return

@@ -22,7 +22,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.flags import FlagParser, add_engine_flags, add_model, engine_config, given_options
 
 # Optional packages that change what is chosen, or what a bug report is about.
-_OPTIONAL = ("triton", "flash-attn-4", "flashinfer-python", "llguidance", "transformers", "uvloop")
+_OPTIONAL = ("triton", "flash-attn-4", "flashinfer-python", "llguidance", "transformers")
 _PLUGIN_GROUPS = ("octavo.devices", "octavo.kernels", "octavo.models")
 _SECRETS = re.compile(r"KEY|TOKEN")
 

@@ -18,6 +18,8 @@ from octavo.protocol.structured import StructuredOutputsParams
 
 # Text is cut into tokens as the model likes, also where only one text can come.
 HEADER = '%llguidance {"no_forcing": true}'
+# What may stand between parts of JSON that has no schema: lines and what they begin with, or a space, but not for ever.
+_SPACE = r"(\n[ \t]{0,32}| )?"
 TEXT_RULE = "TEXT: /(.|\\n)*/"
 # Texts and regular expressions of Lark are passed over, and the name of the first rule is found.
 _START = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\bstart\b')
@@ -49,7 +51,7 @@ def form_of(params: StructuredOutputsParams, field: str = "structured_outputs") 
         case "json":
             return Form(json_expression(params.json, where, whitespace=params.whitespace_pattern))
         case "json_object":
-            return Form(json_expression({"type": "object"}, where, whitespace=params.whitespace_pattern))
+            return Form(json_expression({"type": "object"}, where, whitespace=params.whitespace_pattern or _SPACE))
         case "regex":
             return Form(_regex(str(params.regex)))
         case "choice":

@@ -5,7 +5,9 @@ An inbox that nobody reads holds one integer per token and nothing else that gro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
 
 from octavo.base.errors import OctavoError
 from octavo.protocol.arrays import Float32Array, Int64Array
@@ -20,22 +22,19 @@ FRONT_SHIFT = 48
 RawLogprob = tuple[float, int, list[int], list[float]]
 
 
-class ChoiceNews:
+class ChoiceNews(msgspec.Struct):
     """What is new of one choice. first: output index of the first id. logprobs: one a token; None if none was asked for.
 
     scores: of tokens of the prompt, each with its place. vector: what was asked for instead of tokens.
     """
 
-    __slots__ = ("finish", "first", "ids", "logprobs", "scores", "start", "vector")
-
-    def __init__(self, first: int, ids: list[int]) -> None:
-        self.first = first
-        self.ids = ids
-        self.logprobs: list[RawLogprob] | None = None
-        self.scores: list[tuple[int, RawLogprob]] = []
-        self.vector: Float32Array | None = None
-        self.start: Start | None = None
-        self.finish: Finish | None = None
+    first: int
+    ids: list[int]
+    logprobs: list[RawLogprob] | None = None
+    scores: Sequence[tuple[int, RawLogprob]] = ()
+    vector: Float32Array | None = None
+    start: Start | None = None
+    finish: Finish | None = None
 
 
 class Inbox:
@@ -125,7 +124,8 @@ class Streams:
         for row, (key, first) in enumerate(zip(scores.keys.tolist(), scores.firsts.tolist(), strict=True)):
             begin, end = scores.offsets[row : row + 2].tolist()
             if (news := self._news(key, 0, 0, touched)) is not None:
-                news.scores += [(first + i - begin, _raw(scores.logprobs, i)) for i in range(begin, end)]
+                new = ((first + i - begin, _raw(scores.logprobs, i)) for i in range(begin, end))
+                news.scores = [*news.scores, *new]
 
     def _deliver_vectors(self, keys: Int64Array, vectors: Float32Array, touched: list[Inbox]) -> None:
         for row, key in enumerate(keys.tolist()):

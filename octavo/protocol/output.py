@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -118,8 +118,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct, kw_only=True):
     """One choice of a request, so far. text and token_ids are cumulative or a delta, as the request's stream was asked for.
 
     logprobs: per token, id -> Logprob, the chosen token first. finish_reason: None while running.
@@ -145,8 +144,7 @@ class RequestMetrics:
     finished: float | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, kw_only=True):
     """A request's answer, so far or final. num_cached_tokens: prompt tokens that were not computed again.
 
     prompt_logprobs: of the prompt's tokens that are computed, id -> Logprob, the token itself first; None for the first.
@@ -156,7 +154,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    outputs: list[CompletionOutput] = field(default_factory=list)
+    outputs: list[CompletionOutput] = []
     finished: bool = False
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None

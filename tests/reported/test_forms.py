@@ -43,6 +43,14 @@ def test_ids_that_pad_the_vocabulary_fit_no_form(llm):
     assert [one.outputs[0].text for one in many] == ["zzzzz"] * 6
 
 
+def test_an_object_of_no_schema_has_lines_and_no_endless_white_space(llm):
+    found = [ask(llm, {"json_object": True}, temperature=100.0, seed=seed).outputs[0] for seed in range(4)]
+    bare = [re.sub(r'"([^"\\]|\\.)*("|\\?$)', "", one.text, flags=re.DOTALL) for one in found]
+    assert any("\n" in text for text in bare)
+    assert not any(re.search(r"\s{34}|\n\n", text) for text in bare)
+    assert all(isinstance(json.loads(one.text), dict) for one in found if one.finish_reason == "stop")
+
+
 @pytest.mark.parametrize("length", [1, 2, 3])
 @pytest.mark.parametrize("place", ["root", "property", "item"])
 def test_references_to_nothing_but_themselves_are_refused(llm, length, place):

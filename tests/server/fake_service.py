@@ -114,6 +114,10 @@ class FakeStream(RequestStream):
             finish_reason=reason,
         )
 
+    @property
+    def num_given(self) -> int:
+        return self._position
+
     async def aclose(self) -> None:
         if not self.closed:
             self.closed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
@@ -15,6 +16,7 @@ import uvicorn
 
 from octavo.config.serve import ServeConfig
 from octavo.frontend.server.app import create_app
+from octavo.frontend.server.http import LimitedHttpProtocol
 from tests.server.fake_service import FakeService
 
 Api = TypeVar("Api")
@@ -38,7 +40,8 @@ async def client(service: FakeService, config: ServeConfig) -> AsyncGenerator[ht
 async def loopback(service: FakeService, config: ServeConfig) -> AsyncGenerator[str]:
     """Yield the URL of a real server on a free loopback port, for tests in which connections matter."""
     app = create_app(service, config, model="fake/model")
-    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
+    http: Any = functools.partial(LimitedHttpProtocol, seconds=60)
+    server = uvicorn.Server(uvicorn.Config(app, http=http, port=0, lifespan="off", log_config=None))
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)

@@ -48,7 +48,7 @@ class ScriptedTurn(Turn):
         self._finish = finish
         self._stop = stop
         self._fails = fails
-        self.num_choices = 1
+        self.generation: Any = self
         self.closed = False
 
     @property
@@ -67,6 +67,9 @@ class ScriptedTurn(Turn):
         if self._fails:
             raise GenerationError("the logits are not numbers")
         yield [TurnDelta(index=0, events=[], token_ids=[], finish_reason=self._finish, stop_reason=self._stop)]
+
+    def deltas(self, outputs: Any) -> list[TurnDelta]:
+        return outputs
 
     async def aclose(self) -> None:
         self.closed = True

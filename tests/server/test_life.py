@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -72,6 +74,41 @@ def test_a_socket_closed_in_mid_stream(service: FakeService, config: ServeConfig
 
     run(leave())
     assert len(service.aborted) == 1
+
+
+def test_a_client_that_reads_slowly_holds_up_its_own_stream_and_loses_nothing(
+    service: FakeService, config: ServeConfig
+) -> None:
+    told = {"logprobs": True, "top_logprobs": 5, "stream": True}
+    body = json.dumps({**CHAT, "n": 128, "max_tokens": 40, **told}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+
+    async def ask() -> tuple[int, int, bytes]:
+        async with loopback(service, config) as url:
+            with socket.socket() as slow:
+                slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                slow.connect(("127.0.0.1", urlsplit(url).port))
+                slow.sendall(head % len(body) + body)
+                await _until(lambda: service.open)
+                stream = next(iter(service.open))
+                given = -1
+                while stream.num_given != given:
+                    given = stream.num_given
+                    await asyncio.sleep(0.1)
+                async with httpx.AsyncClient() as http:
+                    status = (await http.get(url + "/health")).status_code
+                slow.setblocking(False)
+                reader, writer = await asyncio.open_connection(sock=slow)
+                data = await reader.read()
+                writer.close()
+                await writer.wait_closed()
+                return given, status, data
+
+    given, status, data = run(ask())
+    assert (0 < given < 40, status) == (True, 200)
+    assert data.count(b'"finish_reason":"length"') == 128
+    # Each choice begins with its role and ends with its reason, and the stream with [DONE].
+    assert data.count(b"\ndata: ") == 128 * (1 + 40 + 1) + 1
 
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])

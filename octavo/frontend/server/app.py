@@ -29,7 +29,6 @@ from octavo.frontend.server.errors import on_defect, on_http_error, on_octavo_er
 from octavo.frontend.server.keys import ApiKeys
 from octavo.frontend.server.routes import anthropic, chat, completions, generate, ollama, responses, tokens
 from octavo.frontend.server.shelf import Shelf
-from octavo.frontend.server.sse import RAW_SEND
 from octavo.frontend.service import TextService
 from octavo.frontend.text.dialects.speech import Speech
 from octavo.observe.metrics import ServerMetrics
@@ -69,8 +68,7 @@ ROUTES: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = 
 
 class _Application(Starlette):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and let streams send past the middleware, all of which has seen the head of their answer."""
-        scope[RAW_SEND] = send
+        """Answer, and note it if that is asked for."""
         if scope["type"] != "http" or not self.state.context.config.enable_access_log:
             await super().__call__(scope, receive, send)
             return

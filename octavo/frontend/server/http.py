@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from octavo.frontend.server.sse import RAW_WRITE
 
 _LIMIT = 2**16
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -52,11 +55,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Stop counting."""
         self._in_head = False
         super().on_headers_complete()
+        self.scope[RAW_WRITE] = functools.partial(self._write, self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
 
     def on_message_complete(self) -> None:
         """Stop waiting: the answer takes as long as it takes."""
         self._timer.cancel()
         super().on_message_complete()
+
+    def _write(self, cycle: RequestResponseCycle, data: bytes) -> bool:
+        if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def _too_slow(self) -> None:
         if not self.transport.is_closing():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import signal
 import socket
 import ssl
@@ -115,10 +116,15 @@ async def serve_http(app: Starlette, service: TextService | Shelf, config: Serve
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    thresholds = gc.get_threshold()
     try:
         _logger.info("ready on %s", url_of(taken, "https" if config.ssl_certfile else "http"))
+        gc.freeze()
+        gc.set_threshold(10_000, *thresholds[1:])  # A step's news to all streams are no reason to look for garbage.
         await server.serve(sockets=[taken])
     finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         for task in (*ending, *([logging] if logging else [])):

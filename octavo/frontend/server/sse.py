@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,10 +14,13 @@ from octavo.base.errors import OctavoError
 from octavo.base.logging import get_logger
 from octavo.frontend.server.disconnect import ClientGoneError, until_disconnect
 from octavo.frontend.server.errors import defect, error_object
+from octavo.frontend.server.events import Generation
+from octavo.protocol.output import CompletionOutput
 
 DONE = b"data: [DONE]\n\n"
-# In a request's scope: what sends without the layers of middleware, of which each costs every token two microseconds.
-RAW_SEND = "octavo.send"
+# In a request's scope: writes a piece of an answer whose head is out, past the layers of middleware, of which each costs every
+# token two microseconds; False where that would have to wait.
+RAW_WRITE = "octavo.write"
 _logger = get_logger(__name__)
 encode_json = msgspec.json.encode
 
@@ -29,7 +32,8 @@ class ChunkFrame:
     """
 
     def __init__(self, head: Mapping[str, Any], *, with_usage: bool) -> None:
-        self._head = b"data: " + encode_json(head)[:-1] + b',"choices":['
+        self._start = b"data: " + encode_json(head)[:-1] + b","
+        self._head = self._start + b'"choices":['
         self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
     def chunk(self, choice: bytes, usage: Mapping[str, Any] | None = None) -> bytes:
@@ -38,40 +42,39 @@ class ChunkFrame:
             return self._head + choice + b'],"usage":' + encode_json(usage) + b"}\n\n"
         return self._head + choice + self._tail
 
+    def event(self, fields: Mapping[str, Any]) -> bytes:
+        """Return one event with these fields, the choices among them."""
+        return self._start + encode_json(fields)[1:] + b"\n\n"
 
-def error_event(error: OctavoError) -> bytes:
-    """Return an error in mid-stream as an event in OpenAI's shape."""
-    return b"data: " + encode_json(error_object(error)) + b"\n\n"
 
-
-def named_event(event: Mapping[str, Any]) -> bytes:
-    """Return an event that is named by its type, as Anthropic's and those of Responses are."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
+def error_end(error: OctavoError) -> bytes:
+    """Return what ends a stream with an error, in OpenAI's shape."""
+    return b"data: " + encode_json(error_object(error)) + b"\n\n" + DONE
 
 
 class EventStream(Response):
-    """Sends events as they come, and ends well: an error becomes an error event, and `done` is always last.
+    """Sends what comes, and ends well, by an error too.
 
-    close: aborts what still runs; called at the end, also when the client leaves before it. frame: how one of the events goes
-    over the wire, empty if it does not. fail: the event of an error.
+    generation: closed at the end, also when the client leaves before it. encode: how its outputs go over the wire, empty if
+    they do not. begin: what goes before all of them. end, fail: return the last bytes.
     """
 
     def __init__(
         self,
-        events: AsyncIterator[Any],
-        close: Callable[[], Awaitable[None]],
+        generation: Generation,
+        encode: Callable[[list[CompletionOutput]], bytes],
         headers: Mapping[str, str],
         *,
-        frame: Callable[[Any], bytes] = bytes,
-        fail: Callable[[OctavoError], bytes] = error_event,
-        done: bytes = DONE,
+        begin: bytes = b"",
+        end: Callable[[], bytes],
+        fail: Callable[[OctavoError], bytes] = error_end,
         media_type: str = "text/event-stream",
     ) -> None:
-        self._events = events
-        self._close = close
-        self._frame = frame
+        self._generation = generation
+        self._encode = encode
+        self._begin = begin
+        self._end = end
         self._fail = fail
-        self._done = done
         self._silent = True
         self.media_type = media_type
         self.status_code = 200
@@ -82,31 +85,34 @@ class EventStream(Response):
         """Answer the request."""
         try:
             interval = scope["app"].state.context.config.sse_keep_alive_interval if "app" in scope else 0.0
-            await until_disconnect(receive, self._send_all(send, scope.get(RAW_SEND, send), interval))
+            await until_disconnect(receive, self._send_all(send, scope.get(RAW_WRITE), interval))
         except (ClientGoneError, OSError):
             _logger.debug("client left during a stream")
         finally:
-            await self._close()
+            await self._generation.aclose()
 
-    async def _send_all(self, begin: Send, send: Send, interval: float) -> None:
-        await begin({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send_all(self, send: Send, write: Callable[[bytes], bool] | None, interval: float) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         keeping = asyncio.ensure_future(self._keep_alive(send, interval))
         try:
             try:
-                async for event in self._events:
-                    if data := self._frame(event):
+                if self._begin:
+                    await send({"type": "http.response.body", "body": self._begin, "more_body": True})
+                async for outputs in self._generation.events():
+                    if data := self._encode(outputs):
                         self._silent = False
-                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                        if write is None or not write(data):
+                            await send({"type": "http.response.body", "body": data, "more_body": True})
             finally:
                 keeping.cancel()
+            last = self._end()
         except OctavoError as error:
             _logger.warning("a stream ended with an error: %s", error.message)
-            await send({"type": "http.response.body", "body": self._fail(error) + self._done, "more_body": False})
+            last = self._fail(error)
         except Exception:
-            await send({"type": "http.response.body", "body": self._fail(defect()) + self._done, "more_body": False})
+            await send({"type": "http.response.body", "body": self._fail(defect()), "more_body": False})
             raise
-        else:
-            await send({"type": "http.response.body", "body": self._done, "more_body": False})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _keep_alive(self, send: Send, interval: float) -> None:
         """Send a comment whenever there was nothing else in an interval: proxies cut connections that are silent."""

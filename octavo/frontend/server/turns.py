@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -82,13 +82,12 @@ class Conversation:
 
 
 class Turn:
-    """The running answer to a conversation. `events()` once, then `aclose()`, which aborts what still runs."""
+    """The running answer to a conversation: `deltas` of all that `generation` gives."""
 
     def __init__(
         self, context: ServerContext, conversation: Conversation, generation: Generation, params: SamplingParams
     ) -> None:
         self.generation = generation
-        self.num_choices = params.n
         self._speech = context.speech
         self._conversation = conversation
         self._num_thoughts = 0
@@ -107,18 +106,19 @@ class Turn:
             return self.generation.usage
         return {**self.generation.usage, "completion_tokens_details": {"reasoning_tokens": self._num_thoughts}}
 
-    async def events(self) -> AsyncIterator[list[TurnDelta]]:
-        """Yield what is new, as `octavo/frontend/text/dialects/events.py` says.
+    def deltas(self, outputs: Sequence[CompletionOutput]) -> list[TurnDelta]:
+        """Return what `Generation.events` yielded as `octavo/frontend/text/dialects/events.py` says.
 
-        Raises what `Generation.events` raises, and NoCallError where a call was required and there is none.
+        Raises NoCallError where a call was required and there is none.
         """
-        async for outputs in self.generation.events():
-            yield [self._delta(one) for one in outputs]
+        return [self._delta(one) for one in outputs]
 
     def _delta(self, one: CompletionOutput) -> TurnDelta:
         parser = self._parsers[one.index]
         events: list[Event] = [TextDelta(one.text)] if one.text else []
         finish, stop = one.finish_reason, one.stop_reason
+        if parser is None and finish is None:  # As for most tokens.
+            return TurnDelta(index=one.index, events=events, token_ids=one.token_ids, logprobs=one.logprobs)
         num_calls = 0
         if parser is not None:
             before = parser.thinking
@@ -146,10 +146,6 @@ class Turn:
             return len(ids) * before
         marked = [place for place, index in enumerate(ids, 1) if index in self._speech.thought_ids]
         return (marked[0] if marked else len(ids)) if before else (len(ids) - marked[-1] if marked else 0)
-
-    async def aclose(self) -> None:
-        """Abort what still runs and settle the books; idempotent."""
-        await self.generation.aclose()
 
 
 async def render_turn(request: Request, context: ServerContext, conversation: Conversation) -> list[int]:

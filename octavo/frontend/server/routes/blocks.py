@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from octavo.frontend.server.routes.encoders import Events, TurnEncoder
-from octavo.frontend.server.sse import named_event
+from octavo.frontend.server.sse import encode_json
 from octavo.frontend.server.turns import Turn
 from octavo.frontend.text.dialects.events import (
     ReasoningDelta,
@@ -103,8 +103,8 @@ class BlockEncoder(TurnEncoder):
         raise NotImplementedError
 
     def frame(self, event: Mapping[str, Any]) -> bytes:
-        """Return an event as it goes over the wire."""
-        return named_event(event)
+        """Return an event that is named by its type, as Anthropic's and those of Responses are."""
+        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode_json(event))
 
 
 def arguments_of(block: Block) -> dict[str, Any]:

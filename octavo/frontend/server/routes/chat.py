@@ -20,7 +20,7 @@ from octavo.frontend.server.routes.answers import json_response, label, token_by
 from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.encoders import Events, TurnEncoder, answer
 from octavo.frontend.server.routes.logprobs import chat_entries, prompt_entries
-from octavo.frontend.server.sse import DONE, encode_json
+from octavo.frontend.server.sse import DONE, ChunkFrame, encode_json
 from octavo.frontend.server.turns import Conversation, Turn, WholeTurn, begin_turn, render_turn
 from octavo.frontend.text.dialects.events import (
     Event,
@@ -33,6 +33,8 @@ from octavo.frontend.text.dialects.events import (
 from octavo.protocol.output import Logprob
 from octavo.protocol.sampling import SamplingParams
 
+# The choice of a chunk that is a piece of text and nothing else, as most are.
+_PLAIN = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
 # Tokens and their logprobs -> `logprobs` of a choice; None where none were asked for.
 LogprobShape = Callable[[list[int], list[dict[int, Logprob]]], dict[str, Any] | None]
 
@@ -64,11 +66,11 @@ async def chat_completions(request: Request) -> Response:
         )
     except InvalidRequestError as error:
         raise _renamed(error, body) from error
-    encoder.turn, encoder.with_ids = turn, bool(body.return_token_ids)
+    encoder.turn, encoder.with_ids, encoder.streamed = turn, bool(body.return_token_ids), bool(body.stream)
     last = conversation.messages[-1]
     if body.echo and last["role"] == "assistant" and isinstance(last["content"], str):
         encoder.echo = last["content"]
-    return await answer(request, turn, encoder, stream=bool(body.stream), headers=named.headers, done=DONE)
+    return await answer(request, turn, encoder, stream=encoder.streamed, headers=named.headers, done=DONE)
 
 
 def _told(event: Event) -> dict[str, Any] | None:
@@ -96,9 +98,9 @@ def _thought(text: str) -> dict[str, str]:
 
 
 class ChatEncoder(TurnEncoder):
-    """Writes the chunks of a stream, and keeps what they add up to.
+    """Writes the chunks of a stream, or what they add up to.
 
-    echo: what the text of every choice begins with. with_ids: token ids are told too.
+    echo: what the text of every choice begins with. with_ids: token ids are told too. streamed: no more is kept.
     """
 
     def __init__(
@@ -106,8 +108,9 @@ class ChatEncoder(TurnEncoder):
     ) -> None:
         self.turn: Turn | None = None
         self.echo = ""
-        self.with_ids = False
+        self.with_ids = self.streamed = False
         self._head = head
+        self._frame = ChunkFrame({**head, "object": "chat.completion.chunk"}, with_usage=usage.at_end)
         self._wishes = usage
         self._shape = shape
         self.made: list[WholeTurn] = [WholeTurn(index=index) for index in range(num_choices)]
@@ -116,8 +119,10 @@ class ChatEncoder(TurnEncoder):
     def take(self, delta: TurnDelta) -> Events:
         """Return the chunks of a delta; the log-probabilities of its tokens are in the first that has a part of the answer."""
         index = delta.index
-        self.made[index].add(delta)
         chunks: Events = []
+        if not self.streamed:
+            self.made[index].add(delta)
+            return chunks
         if index not in self._begun:
             self._begun.add(index)
             chunks.append({**self._chunk(index, {"role": "assistant", "content": ""}), **self._prompt_ids()})
@@ -128,11 +133,20 @@ class ChatEncoder(TurnEncoder):
         ids = {"token_ids": delta.token_ids} if self.with_ids and delta.token_ids else {}
         for found in told or ([{"content": ""}] if delta.logprobs or ids else []):
             chunks.append(self._chunk(index, found, logprobs))
-            chunks[-1]["choices"][0] |= ids
+            if ids:
+                chunks[-1]["choices"][0] |= ids
             logprobs, ids = None, {}
         if delta.finish_reason is not None:
             chunks.append(self._chunk(index, {}, None, delta))
         return chunks
+
+    def written(self, delta: TurnDelta) -> bytes:
+        """Return the chunks of a delta; most are a piece of text, which needs no more than its place in a chunk."""
+        told, index = delta.events, delta.index
+        more = delta.logprobs is not None or delta.finish_reason is not None or self.with_ids or self._wishes.always
+        if more or len(told) != 1 or not isinstance(told[0], TextDelta) or index not in self._begun:
+            return super().written(delta)
+        return self._frame.chunk(_PLAIN % (index, encode_json(told[0].text)))
 
     def end(self) -> Events:
         """Return the chunk that has the usage and no choices, if it is asked for."""
@@ -174,7 +188,7 @@ class ChatEncoder(TurnEncoder):
 
     def frame(self, event: Mapping[str, Any]) -> bytes:
         """Return a server-sent event."""
-        return b"data: " + encode_json(event) + b"\n\n"
+        return b"data: %b\n\n" % encode_json(event) if "error" in event else self._frame.event(event)
 
     @property
     def _usage(self) -> dict[str, Any] | None:
@@ -190,8 +204,7 @@ class ChatEncoder(TurnEncoder):
         return self._event([one], self._usage if self._wishes.always else None)
 
     def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
-        event = {**self._head, "object": "chat.completion.chunk", "choices": choices}
-        return {**event, "usage": usage} if self._wishes.at_end else event
+        return {"choices": choices, "usage": usage} if self._wishes.at_end else {"choices": choices}
 
 
 def _params(body: schema.ChatBody, context: ServerContext) -> SamplingParams:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from octavo.frontend.server.routes import openai_schema as schema
 from octavo.frontend.server.routes.answers import begin, collect, json_response, label, token_bytes_of
 from octavo.frontend.server.routes.beams import search
 from octavo.frontend.server.routes.logprobs import CompletionLogprobs, prompt_entries
-from octavo.frontend.server.sse import ChunkFrame, EventStream, encode_json
+from octavo.frontend.server.sse import DONE, ChunkFrame, EventStream, encode_json
 from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.output import CompletionOutput
 from octavo.protocol.sampling import SamplingParams
@@ -50,9 +50,7 @@ async def completions(request: Request) -> Response:
     prompt_ids = [ids for _, ids in generation.prompts for _ in range(params.n)] if body.return_token_ids else None
     if body.stream:
         usage = schema.usage_wishes(body, context.config.enable_force_include_usage)
-        frame = ChunkFrame(head, with_usage=usage.at_end)
-        events = _stream(generation, frame, pieces, usage, prompt_ids)
-        return EventStream(events, generation.aclose, named.headers)
+        return _stream(generation, ChunkFrame(head, with_usage=usage.at_end), pieces, usage, prompt_ids, named.headers)
     found = await collect(request, generation, num_choices)
     choices = [_whole_choice(one, pieces, generation.prompt_logprobs[one.index // params.n]) for one in found]
     for choice, one, ids in zip(choices, found, prompt_ids or (), strict=bool(prompt_ids)):
@@ -119,15 +117,17 @@ def _whole_choice(
     return choice if scores is None else {**choice, "prompt_logprobs": prompt_entries(scores)}
 
 
-async def _stream(
+def _stream(
     generation: Generation,
     frame: ChunkFrame,
     pieces: Sequence[CompletionLogprobs] | None,
     usage: schema.UsageWishes,
     prompt_ids: Sequence[list[int]] | None,
-) -> AsyncIterator[bytes]:
+    headers: Mapping[str, str],
+) -> EventStream:
     untold = dict(enumerate(prompt_ids or ()))
-    async for outputs in generation.events():
+
+    def encode(outputs: list[CompletionOutput]) -> bytes:
         now = generation.usage if usage.always else None
         chunks: list[bytes] = []
         for one in outputs:
@@ -136,10 +136,12 @@ async def _stream(
                 chunks.append(frame.chunk(_choice(one, pieces, ids), now))
             elif one.text or one.logprobs or one.finish_reason:
                 chunks.append(frame.chunk(_choice(one, pieces), now))
-        if chunks:
-            yield b"".join(chunks)
-    if usage.at_end:
-        yield frame.chunk(b"", generation.usage)
+        return b"".join(chunks)
+
+    def end() -> bytes:
+        return (frame.chunk(b"", generation.usage) if usage.at_end else b"") + DONE
+
+    return EventStream(generation, encode, headers, end=end)
 
 
 def _choice(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from octavo.frontend.server.routes.answers import json_response
 from octavo.frontend.server.sse import EventStream
 from octavo.frontend.server.turns import Turn
 from octavo.frontend.text.dialects.events import TurnDelta
+from octavo.protocol.output import CompletionOutput
 
 Events = list[dict[str, Any]]
 
@@ -48,14 +49,22 @@ class TurnEncoder(Protocol):
         """Return an event as it goes over the wire."""
         ...
 
+    def write(self, events: Events) -> bytes:
+        """Return events as they go over the wire."""
+        return b"".join(map(self.frame, events))
 
-async def encoded(turn: Turn, encoder: TurnEncoder) -> AsyncIterator[Events]:
-    """Yield the events of a turn."""
-    yield encoder.begin()
-    async for deltas in turn.events():
-        for delta in deltas:
-            yield encoder.take(delta)
-    yield encoder.end()
+    def written(self, delta: TurnDelta) -> bytes:
+        """Return what `take` returns as it goes over the wire."""
+        return self.write(self.take(delta))
+
+
+async def make(turn: Turn, encoder: TurnEncoder) -> None:
+    """Let the encoder see all of a turn; raises the generation's errors."""
+    encoder.begin()
+    async for outputs in turn.generation.events():
+        for delta in turn.deltas(outputs):
+            encoder.take(delta)
+    encoder.end()
 
 
 async def answer(
@@ -64,23 +73,18 @@ async def answer(
     """Answer with a turn, streamed or whole. Raises the generation's errors, or ClientGoneError, if it is not streamed."""
     if stream:
 
-        def framed(events: Events) -> bytes:
-            return b"".join([encoder.frame(event) for event in events])
+        def encode(outputs: list[CompletionOutput]) -> bytes:
+            return b"".join(map(encoder.written, turn.deltas(outputs)))
 
         return EventStream(
-            encoded(turn, encoder),
-            turn.aclose,
+            turn.generation,
+            encode,
             headers,
-            frame=framed,
-            fail=lambda error: framed(encoder.fail(error)),
-            done=done,
+            begin=encoder.write(encoder.begin()),
+            end=lambda: encoder.write(encoder.end()) + done,
+            fail=lambda error: encoder.write(encoder.fail(error)) + done,
             media_type=encoder.media_type,
         )
-
-    async def run() -> None:
-        async for _ in encoded(turn, encoder):
-            pass
-
-    async with aclosing(turn):
-        await until_disconnect(request.receive, run())
+    async with aclosing(turn.generation):
+        await until_disconnect(request.receive, make(turn, encoder))
     return json_response(encoder.whole(), headers)

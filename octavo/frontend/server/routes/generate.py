@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -12,10 +11,10 @@ from starlette.responses import Response
 from octavo.base.errors import InvalidRequestError
 from octavo.frontend.server.body import asked_of, check_numbers
 from octavo.frontend.server.disconnect import until_disconnect
-from octavo.frontend.server.events import Generation, PromptLogprobs, start
+from octavo.frontend.server.events import PromptLogprobs, start
 from octavo.frontend.server.routes.answers import collect, json_response, label
 from octavo.frontend.server.routes.logprobs import finite
-from octavo.frontend.server.sse import EventStream, encode_json
+from octavo.frontend.server.sse import DONE, EventStream, encode_json
 from octavo.frontend.server.turns import WholeTurn
 from octavo.protocol.output import CompletionOutput, Logprob
 from octavo.protocol.sampling import SamplingParams
@@ -46,7 +45,14 @@ async def generate(request: Request) -> Response:
     except InvalidRequestError as error:
         raise _in_place(error) from error
     if body.stream:
-        return EventStream(_stream(generation, named.id), generation.aclose, named.headers)
+
+        def encode(outputs: list[CompletionOutput]) -> bytes:
+            return b"".join([_event(named.id, choices=[_choice(one, one.logprobs)]) for one in outputs])
+
+        def end() -> bytes:
+            return _event(named.id, choices=[], usage=generation.usage) + DONE
+
+        return EventStream(generation, encode, named.headers, end=end)
     found = await collect(request, generation, params.n)
     choices = [_choice(one, one.logprobs if params.logprobs is not None else None) for one in found]
     scores = generation.prompt_logprobs[0]
@@ -69,11 +75,8 @@ def _in_place(error: InvalidRequestError) -> InvalidRequestError:
     return type(error)(error.message, field=error.field if error.field in ("priority", "cache_salt") else field)
 
 
-async def _stream(generation: Generation, id: str) -> AsyncIterator[bytes]:
-    async for outputs in generation.events():
-        for one in outputs:
-            yield b"data: %b\n\n" % encode_json({"request_id": id, "choices": [_choice(one, one.logprobs)]})
-    yield b"data: %b\n\n" % encode_json({"request_id": id, "choices": [], "usage": generation.usage})
+def _event(id: str, **fields: Any) -> bytes:
+    return b"data: %b\n\n" % encode_json({"request_id": id, **fields})
 
 
 def _choice(one: CompletionOutput | WholeTurn, logprobs: list[dict[int, Logprob]] | None) -> dict[str, Any]:

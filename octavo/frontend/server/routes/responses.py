@@ -18,7 +18,7 @@ from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.errors import defect, renamed
 from octavo.frontend.server.response_store import StoredResponse
 from octavo.frontend.server.routes.answers import json_response, label
-from octavo.frontend.server.routes.encoders import answer, encoded
+from octavo.frontend.server.routes.encoders import answer, make
 from octavo.frontend.server.routes.response_encoder import ResponseEncoder
 from octavo.frontend.server.routes.responses_schema import (
     Messages,
@@ -108,9 +108,8 @@ def _keep(context: ServerContext, id: str, stored: StoredResponse, num_bytes: in
 async def _run(turn: Turn, encoder: ResponseEncoder) -> None:
     """Make a response in the background."""
     try:
-        async with aclosing(turn):
-            async for _ in encoded(turn, encoder):
-                pass
+        async with aclosing(turn.generation):
+            await make(turn, encoder)
     except asyncio.CancelledError:
         encoder.cancel()
     except OctavoError as error:

@@ -1,6 +1,6 @@
 """What a turn of a conversation is made of, whoever asked and however it is written: the events under every chat protocol.
 
-A route iterates over `Turn.events()` (`octavo/frontend/server/turns.py`), which yields lists of `TurnDelta`, one for each
+A route gets them of `Turn.deltas` (`octavo/frontend/server/turns.py`), which returns a list of `TurnDelta`, one for each
 choice that has news. The events of one choice keep this order, however the text was cut into tokens:
 
 - `ReasoningDelta` and `TextDelta`: never empty; joined they are the whole reasoning and the whole text. Reasoning mostly
