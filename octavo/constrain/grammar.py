@@ -22,6 +22,13 @@ TEXT_RULE = "TEXT: /(.|\\n)*/"
 # Texts and regular expressions of Lark are passed over, and the name of the first rule is found.
 _START = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|\bstart\b')
 _HEADER = re.compile(r"^\s*%llguidance\s*\{[^\n]*\}[^\n]*$", re.MULTILINE)
+# What a grammar's compiler complains of without the keyword at fault.
+_UNNAMED = {
+    "in a registry": "$ref",
+    "Anchor '": "$ref",
+    "float range": "minimum, maximum",
+    "JSON schema: regex": "pattern",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,8 @@ def checked(grammar: str, field: str = "structured_outputs") -> str:
 def _reason(message: str) -> str:
     """Return what a grammar's compiler says without the lines of the grammar, which nobody sent like that."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and not re.match(r"\s*(\d+ \||\^)", line)]
-    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(lines))
+    reason = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(lines))
+    return next((f"{word}: {reason}" for sign, word in _UNNAMED.items() if sign in message), reason)
 
 
 def _regex(pattern: str) -> str:
