@@ -248,11 +248,11 @@ def test_those_that_wait_for_a_model_are_bounded_and_an_end_is_orderly() -> None
 
 def test_who_leaves_while_it_waits_leaves_its_place_to_others() -> None:
     engines = _Engines()
-    engines.delay = 0.02
+    engines.delay = 0.2
 
     async def go() -> None:
         async with _library(engines, max_waiting=1) as (http, shelf):
-            running = asyncio.create_task(_chat(http, "a"))
+            running = asyncio.create_task(_chat(http, "a", max_tokens=3))
             while not engines.running:
                 await asyncio.sleep(0.001)
             gone, sent = asyncio.Event(), list[Any]()

@@ -116,14 +116,13 @@ class Shelf:
             raise QueueFullError(f"{self._max_waiting} requests wait for a model already; try again later")
         self._num_waiting += 1
         try:
-            # Who leaves later leaves an engine that starts to those behind.
             await until_disconnect(receive, self._lock.acquire())
             try:
                 if name in self._books and not self._books[name].context.service.healthy:
-                    await self._return(name)
+                    await self._return(name, receive)
                 if name not in self._books:
                     while len(self._books) >= self._most:
-                        await self._return(next(iter(self._books)))
+                        await self._return(next(iter(self._books)), receive)
                     if self.draining:
                         raise ShuttingDownError("the server is shutting down and takes no new requests")
                     _log.info("loading %s", name)
@@ -135,10 +134,14 @@ class Shelf:
         finally:
             self._num_waiting -= 1
 
-    async def _return(self, name: str) -> None:
-        """End a model's engine, once the requests that it has are done."""
+    async def _return(self, name: str, receive: Receive) -> None:
+        """End a model's engine, once the requests that it has are done, and if the client that needs its room is still there."""
         book = self._books.pop(name)
-        await book.idle.wait()
+        try:
+            await until_disconnect(receive, book.idle.wait())
+        except BaseException:
+            self._books = {name: book, **self._books}
+            raise
         await book.context.service.drain(_BACKGROUND_SECONDS)
         _log.info("unloading %s", name)
         await book.context.service.close()
