@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo.ops.draw import Draw
+from octavo.ops.likeliest import Likeliest
 from octavo.ops.likeliest.reference import likeliest
 from octavo.worker.sampling.adjust import adjust
 from octavo.worker.sampling.masks import RowMasks
@@ -25,20 +26,20 @@ class Sampled:
     logits: Tensor
 
 
-def greedy(logits: Tensor) -> Sampled:
-    """Choose every row's likeliest token. logits: float32 [S, V]."""
-    ids, ok = likeliest(logits)
-    return Sampled(ids=ids, ok=ok, logits=logits)
-
-
 def sample(
-    logits: Tensor, rows: SamplingRows, batch: SamplingBatch, draw: Draw, masks: RowMasks | None = None
+    logits: Tensor,
+    rows: SamplingRows,
+    batch: SamplingBatch,
+    draw: Draw,
+    masks: RowMasks | None = None,
+    likeliest: Likeliest = likeliest,
 ) -> Sampled:
     """Choose a token for every row. logits: float32 [S, V], left as they are."""
     logits = adjust(logits, rows, batch.slots, batch.positions)
     if masks is not None:
         logits = masks.apply(logits)
     if rows.greedy[batch.slots].all():
-        return greedy(logits)
-    ids, ok = draw(logits, batch.targets, batch.positions, rows.reals, rows.wholes)
+        ids, ok = likeliest(logits)
+    else:
+        ids, ok = draw(logits, batch.targets, batch.positions, rows.reals, rows.wholes)
     return Sampled(ids=ids, ok=ok, logits=logits)
