@@ -115,29 +115,22 @@ def _user_grammar(text: str, field: str) -> Form:
     return Form("answer", (rules,))
 
 
-def _structural(given: Any, field: str) -> Form:
+def _structural(written: Any, field: str) -> Form:
     """Return a text in which every trigger begins one of the structures; also as a `format` of triggered tags."""
     rules, options = [TEXT_RULE], list[str]()
     try:
-        tag: Any = json.loads(given) if isinstance(given, str) else given
+        tag: Any = json.loads(written) if isinstance(written, str) else written
         tag = tag.get("format", tag)
-        tags = [
-            (
-                one["begin"],
-                json_expression(one["schema"] if "schema" in one else one["content"]["json_schema"], field),
-                one["end"],
-            )
-            for one in tag.get("structures") or tag["tags"]
-        ]
+        given = tag.get("structures") or tag["tags"]
+        schemas = [one["schema"] if "schema" in one else one["content"]["json_schema"] for one in given]
+        bodies = [json_expression(schema, field) for schema in schemas]
+        tags = [(one["begin"], body, one["end"]) for one, body in zip(given, bodies, strict=True)]
         triggers = tuple(map(str, tag["triggers"]))
         if not tags or not all(begin.startswith(triggers) for begin, *_ in tags):
             raise ValueError("every structure must begin with one of the triggers")
         for number, trigger in enumerate(triggers):
-            bodies = [
-                f"{literal(begin[len(trigger) :])} {body} {literal(end)}"
-                for begin, body, end in tags
-                if begin.startswith(trigger)
-            ]
+            own = [one for one in tags if one[0].startswith(trigger)]
+            bodies = [f"{literal(begin[len(trigger) :])} {body} {literal(end)}" for begin, body, end in own]
             rules.append(f"trigger_{number}[lazy]: TEXT {literal(trigger)}")
             options += [f"trigger_{number} ({' | '.join(bodies)})"] if bodies else []
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -156,9 +156,8 @@ class TurnGrammar:
                 given = [self._tagged(calls, *one, tool) for one in _arguments(schema)]
                 return f"{self._text(head)} {' '.join(given)} {self._text(calls.function_end)}"
             case PythonCalls():
-                given = [
-                    (f"{literal(f'{key}=')} {self._json(one, tool)}", needed) for key, one, needed in _arguments(schema)
-                ]
+                values = _arguments(schema)
+                given = [(f"{literal(f'{key}=')} {self._json(one, tool)}", needed) for key, one, needed in values]
                 return f'{literal(f"{name}(")} {_listed(given, ", ")} ")"'
             case BareCalls():
                 # A form of its own, whose texts have no quotes.
@@ -197,11 +196,8 @@ def _frame(calls: Any) -> tuple[str, str, str]:
     end = next(iter(calls.end), "")
     match calls:
         case JsonCalls():
-            return (
-                calls.start + calls.lead + "[" * calls.listed,
-                ", " * calls.listed,
-                "]" * calls.listed + calls.lead + end,
-            )
+            opened, closed, comma = ("[", "]", ", ") if calls.listed else ("", "", "")
+            return calls.start + calls.lead + opened, comma, closed + calls.lead + end
         case PythonCalls():
             return f"{calls.start}[", ", ", f"]{end}"
         case TaggedCalls() if calls.function[0]:
