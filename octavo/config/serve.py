@@ -43,6 +43,7 @@ class ServeConfig:
     max_loaded_models: int = option(1, "models that are loaded at once, where several are served", low=1)
     shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM", low=0.0)
     read_timeout: float = option(60.0, "seconds in which a request must have come whole; then 408", low=0.1)
+    write_timeout: float = option(60.0, "seconds in which a client must take what waits for it", low=0.1)
     timeout_keep_alive: int = option(5, "seconds that a connection is kept for the next request", low=0)
     max_body_bytes: int = option(32 * 2**20, "largest request body", low=1024)
     max_logprobs: int = option(20, "alternatives per token that a request may ask for", low=0)

@@ -29,6 +29,13 @@ _RULE = re.compile(r"^\s*[?!]*\w[^:\n]*:", re.MULTILINE)
 # Whole numbers that the compiler negates, and never comes back.
 _LEAST_NUMBERS = re.compile(r"-9223372036854775\d{3}(?!\d)")
 _HEADER = re.compile(r"^\s*%llguidance\s*\{[^\n]*\}[^\n]*$", re.MULTILINE)
+# What a grammar's compiler complains of without the keyword at fault.
+_UNNAMED = {
+    "in a registry": "$ref",
+    "Anchor '": "$ref",
+    "float range": "minimum, maximum",
+    "JSON schema: regex": "pattern",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,8 @@ def checked(grammar: str, field: str = "structured_outputs") -> str:
 def _reason(message: str) -> str:
     """Return what a grammar's compiler says without the lines of the grammar, which nobody sent like that."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and not re.match(r"\s*(\d+ \||\^)", line)]
-    return re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(lines))
+    reason = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", " ".join(lines))
+    return next((f"{word}: {reason}" for sign, word in _UNNAMED.items() if sign in message), reason)
 
 
 def _regex(pattern: str) -> str:
@@ -125,29 +133,22 @@ def _user_grammar(text: str, field: str) -> Form:
     return Form("answer", (rules,))
 
 
-def _structural(given: Any, field: str) -> Form:
+def _structural(written: Any, field: str) -> Form:
     """Return a text in which every trigger begins one of the structures; also as a `format` of triggered tags."""
     rules, options = [TEXT_RULE], list[str]()
     try:
-        tag: Any = json.loads(given) if isinstance(given, str) else given
+        tag: Any = json.loads(written) if isinstance(written, str) else written
         tag = tag.get("format", tag)
-        tags = [
-            (
-                one["begin"],
-                json_expression(one["schema"] if "schema" in one else one["content"]["json_schema"], field),
-                one["end"],
-            )
-            for one in tag.get("structures") or tag["tags"]
-        ]
+        given = tag.get("structures") or tag["tags"]
+        schemas = [one["schema"] if "schema" in one else one["content"]["json_schema"] for one in given]
+        bodies = [json_expression(schema, field) for schema in schemas]
+        tags = [(one["begin"], body, one["end"]) for one, body in zip(given, bodies, strict=True)]
         triggers = tuple(map(str, tag["triggers"]))
         if not tags or not all(begin.startswith(triggers) for begin, *_ in tags):
             raise ValueError("every structure must begin with one of the triggers")
         for number, trigger in enumerate(triggers):
-            bodies = [
-                f"{literal(begin[len(trigger) :])} {body} {literal(end)}"
-                for begin, body, end in tags
-                if begin.startswith(trigger)
-            ]
+            own = [one for one in tags if one[0].startswith(trigger)]
+            bodies = [f"{literal(begin[len(trigger) :])} {body} {literal(end)}" for begin, body, end in own]
             rules.append(f"trigger_{number}[lazy]: TEXT {literal(trigger)}")
             options += [f"trigger_{number} ({' | '.join(bodies)})"] if bodies else []
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

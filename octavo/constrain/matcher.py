@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from octavo.base.errors import InvalidRequestError
-from octavo.protocol.arrays import Uint8Array
+from octavo.protocol.arrays import Int32Array, Uint8Array
 
 # Compiled grammars that are kept, last used last: a few MB each at most.
 _MAX_KEPT = 256
@@ -44,11 +44,15 @@ class Vocabulary:
 
 
 class Matcher:
-    """How far one answer has come in its grammar. num_seen: tokens of the output that it has taken."""
+    """How far one answer has come in its grammar. num_seen: tokens of the output that it has taken.
+
+    drafts: what is proposed to follow, for masks to be had of it in one step.
+    """
 
     def __init__(self, core: Any, vocabulary: Vocabulary) -> None:
         self.core = core
         self.num_seen = 0
+        self.drafts: Sequence[int] = ()
         self._vocabulary = vocabulary
 
     def start(self) -> Matcher:
@@ -61,11 +65,23 @@ class Matcher:
         return self.core.is_stopped()
 
     def accept(self, ids: Sequence[int]) -> str:
-        """Take the next tokens; returns what is wrong with them, "" if nothing is."""
-        self.num_seen += len(ids)
-        if self.core.consume_tokens(list(ids)) and not self.core.is_error():
-            return ""
-        return f"the grammar cannot go on: {self.core.get_error().splitlines()[0]}"
+        """Take the next tokens up to where nothing can follow; returns what is wrong with them, "" if nothing is."""
+        for index in ids:
+            if self.ended:
+                break
+            self.core.consume_token(index)
+            self.num_seen += 1
+        return f"the grammar cannot go on: {self.core.get_error().splitlines()[0]}" if self.core.is_error() else ""
+
+    def along(self, drafts: Sequence[int]) -> Iterator[int]:
+        """Yield 0, and after each draft that may come and be followed how many have; then go back to where it was."""
+        taken, more = 0, True
+        while more:
+            yield taken
+            more = taken < len(drafts) and self.core.try_consume_tokens([drafts[taken]]) == 1
+            taken += more
+            more = more and not self.ended
+        self.core.rollback(taken)
 
     def free_ends(self, bits: Uint8Array, stop_ids: Sequence[int]) -> None:
         """Where an answer may end, let all of `stop_ids` end it, and no other if anything else may come. bits: uint8 [W]."""
@@ -79,6 +95,10 @@ class Matcher:
             bits[stop >> 3] |= (1 << (stop & 7)) if stop < size else 0
         if not bits.any():
             bits[:] = before
+
+
+# An answer, ids that end it where it may end, and drafts of which masks are to be had as well.
+_Asked = tuple[Matcher, Sequence[int], Sequence[int]]
 
 
 class Grammars:
@@ -100,22 +120,30 @@ class Grammars:
             self._kept.popitem(last=False)
         return found
 
-    def masks(self, asked: Sequence[tuple[Matcher, Sequence[int]]]) -> Uint8Array:
-        """Return which tokens may come next, uint8 [m, W]. asked: m matchers, and ids that end the answer where it may end."""
+    def masks(self, asked: Sequence[_Asked]) -> tuple[Int32Array, Int32Array, Uint8Array]:
+        """Return which tokens may come next, and behind each draft that may: of m masks int32 [m], of which answer; int32
+        [m], behind how many drafts; uint8 [m, W].
+        """
         assert self._vocabulary is not None
         width = -(-self._vocabulary.num_ids // 32) * 4
-        bits = np.empty((len(asked), width), np.uint8)
+        bits = np.empty((sum(1 + len(drafts) for *_, drafts in asked), width), np.uint8)
         parallel = self._parallel if len(asked) >= _LEAST_PARALLEL else None
         if parallel is not None:
-            numbered = [(matcher.core, index) for index, (matcher, _) in enumerate(asked)]
+            numbered = [(matcher.core, index) for index, (matcher, *_) in enumerate(asked)]
             parallel.unsafe_compute_mask_ptr(numbered, bits.ctypes.data, width, len(asked))
-        for row, (matcher, stop_ids) in zip(bits, asked, strict=True):
-            if parallel is None:
-                matcher.core.unsafe_compute_mask_ptr(row.ctypes.data, width)
-            if matcher.core.is_error():
-                row[:] = 0  # What failed lets an answer end as if it were whole.
-            matcher.free_ends(row, stop_ids)
-        return bits
+        places = [(index, 0) for index in range(len(asked))]
+        for index, (matcher, stop_ids, drafts) in enumerate(asked):
+            for number in matcher.along(drafts):
+                row = bits[len(places) if number else index]
+                if number:
+                    places.append((index, number))
+                if number or parallel is None:
+                    matcher.core.unsafe_compute_mask_ptr(row.ctypes.data, width)
+                if matcher.core.is_error():
+                    row[:] = 0  # What failed lets an answer end as if it were whole.
+                matcher.free_ends(row, stop_ids)
+        owners, numbers = np.array(places, np.int32).reshape(-1, 2).T
+        return owners, numbers, bits[: len(places)]
 
     def close(self) -> None:
         """End the thread; idempotent."""

@@ -17,21 +17,14 @@ _MAX_PATH = 1500
 # The most that its reader of JSON takes.
 _DEEPEST = 128
 # Where an object next to one of these is closed, what these say of other properties could not be fulfilled.
-_OPEN = (
-    "additionalProperties",
-    "patternProperties",
-    "unevaluatedProperties",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "$ref",
-)
+_COMBINING = ("allOf", "anyOf", "oneOf", "not", "if", "$ref")
+_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", *_COMBINING)
 # Words that may put two schemas on top of each other, wherever they stand: nothing is closed then.
 _JOINING = ("allOf", "$dynamicRef", "$recursiveRef", "unevaluatedProperties", "dependentSchemas", "dependencies", "if")
-_MANY = ("properties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "prefixItems", "items")
+# Groups and classes of a regular expression, and what is escaped.
+_GROUPS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\((?:\\.|[^()\\])*\)")
+_MANY = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "prefixItems", "items", "additionalProperties")
 
 
 def schema_of(given: Any, field: str) -> Any:
@@ -62,7 +55,7 @@ def json_expression(
     schema = {} if schema is True else schema
     if top is not None and "type" not in schema and not any(word in schema for word in _OPEN):
         schema = {"type": top, **schema}
-    closed, text = _closed(schema, field, 0), json.dumps(schema)
+    closed, text = _closed(schema, field, 0, lenient), json.dumps(schema)
     check_path(text, field, _nesting(text))
     for start in re.findall(r'"\$ref": "(#[^"]*)"', text):
         _follow(schema, start, field)
@@ -93,10 +86,26 @@ def _nesting(text: str) -> int:
     return deepest
 
 
+def text_limits(schema: Mapping[str, Any]) -> str:
+    """Return Lark's expression of what a schema says of a text by itself, without quotes: length and pattern; "" for nothing."""
+    import llguidance
+
+    low, high, pattern = (schema.get(word) for word in ("minLength", "maxLength", "pattern"))
+    low, high = low if isinstance(low, int) else 0, high if isinstance(high, int) else ""
+    found = [f"/(.|\\n){{{low},{high}}}/"] if low or high != "" else []
+    if isinstance(pattern, str):
+        first, last = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+        if "|" in _GROUPS.sub("", pattern):
+            first = last = False  # Each may be of one alternative only: an end that is left is refused.
+        body = llguidance.regex_to_lark(pattern[first : len(pattern) - last], "d")
+        found.append(f"/{'' if first else '(?s:.*)'}(?:{body}){'' if last else '(?s:.*)'}/")
+    return " & ".join(found)
+
+
 def _follow(schema: Any, reference: Any, field: str) -> None:
     """Refuse a reference that leads to references only, and in the end to itself."""
     seen: set[str] = set()
-    while isinstance(reference, str) and reference.startswith("#"):
+    while isinstance(reference, str) and reference[:2] in ("#", "#/"):
         if reference in seen:
             raise InvalidRequestError(f"{field}: {reference} refers to nothing but itself", field=field)
         seen.add(reference)
@@ -106,26 +115,30 @@ def _follow(schema: Any, reference: Any, field: str) -> None:
         reference = found.get("$ref") if isinstance(found, Mapping) else None
 
 
-def _closed(schema: Any, field: str, depth: int) -> Any:
+def _closed(schema: Any, field: str, depth: int, lenient: bool) -> Any:
     """Return the schema with `additionalProperties: false` for objects that name properties and do not say anything of others."""
     if not isinstance(schema, Mapping):
         return schema
     if depth > _MAX_DEPTH:
         raise InvalidRequestError(f"{field} is nested more than {_MAX_DEPTH} levels deep", field=field)
     found: dict[str, Any] = dict(schema)
-    properties, required = found.get("properties"), found.get("required")
+    properties, required, least = found.get("properties"), found.get("required"), found.get("minProperties")
+    required = set(map(str, required if isinstance(required, list) else ()))
+    if isinstance(least, int) and least > len(required) + 1 and not lenient:
+        message = (
+            "minProperties: no grammar can see to it that as many names differ, beyond those required and one more"
+        )
+        raise InvalidRequestError(f"{field}: {message}", field=field)
     for word in _MANY:
         if isinstance(found.get(word), Mapping):
-            found[word] = {name: _closed(one, field, depth + 1) for name, one in found[word].items()}
+            found[word] = {name: _closed(one, field, depth + 1, lenient) for name, one in found[word].items()}
     for word in _LISTS:
         # Alternatives beside properties describe the same object.
         if isinstance(found.get(word), list) and not (word.endswith("Of") and properties):
-            found[word] = [_closed(one, field, depth + 1) for one in found[word]]
+            found[word] = [_closed(one, field, depth + 1, lenient) for one in found[word]]
         elif isinstance(found.get(word), Mapping):
-            found[word] = _closed(found[word], field, depth + 1)
-    names = isinstance(properties, Mapping) and set(map(str, required if isinstance(required, list) else ())) <= set(
-        properties
-    )
-    if names and properties and not any(word in found for word in _OPEN) and not found.get("minProperties"):
+            found[word] = _closed(found[word], field, depth + 1, lenient)
+    names = isinstance(properties, Mapping) and required <= set(properties)
+    if names and properties and not any(word in found for word in _OPEN) and not least:
         found["additionalProperties"] = False
     return found

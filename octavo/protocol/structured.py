@@ -47,9 +47,8 @@ class StructuredOutputsParams:
         if kind == "choice" and (not isinstance(value, tuple) or not 0 < len(value) <= MAX_CHOICE):
             wrong = f"must be a list of 1 to {MAX_CHOICE} texts"
         elif kind in ("regex", "choice", "grammar", "lark"):
-            wrong = (
-                "" if all(isinstance(text, str) and text for text in texts) else "takes text, and none that is empty"
-            )
+            sound = all(isinstance(text, str) and text for text in texts)
+            wrong = "" if sound else "takes text, and none that is empty"
         elif kind != "json_object" and not isinstance(value, (str, Mapping, bool)):
             wrong = "must be an object, or its text"
         if wrong:
@@ -60,9 +59,8 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> str:
         """The one field that says what the form is."""
-        given = [
-            name for name in _KINDS if getattr(self, name) is not None and (name != "json_object" or self.json_object)
-        ]
+        named = [name for name in _KINDS if getattr(self, name) is not None]
+        given = [name for name in named if name != "json_object" or self.json_object]
         if len(given) != 1:
             raise InvalidRequestError(
                 f"structured_outputs takes exactly one of {', '.join(_KINDS)}, not {' and '.join(given) or 'none'}",

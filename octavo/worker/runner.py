@@ -308,7 +308,7 @@ class ModelRunner:
             shared = self._share(torch.empty((2, len(logits)), dtype=torch.int64, device=logits.device))
             self._append(batch, shared[0], shared[1].bool())
             return lambda: StepResult(plan=plan.id)
-        sampled = sample(logits, self.slots.sampling, batch, self._kernels.draw, masks)
+        sampled = sample(logits, self.slots.sampling, batch, self._kernels.draw, masks, self._kernels.likeliest)
         self._share(torch.stack((sampled.ids, sampled.ok)))
         self._append(batch, sampled.ids, sampled.ok)
         # A row that failed though the model's own logits were sound was left without a choice by its request.

@@ -3,7 +3,7 @@
 Every page remembers which prefix each of its token places holds. A row that computes a position must find, through its page
 table, exactly its own history in every place it may look at; a page may not be written while a plan in flight of somebody
 else still touches it. A page of a state holds the hash of everything that was folded into it, as if it were a token place.
-Tokens follow from the history alone, so what a sequence must answer is known beforehand.
+Tokens follow from the history alone, and from what a mask allows, so what a sequence must answer is known beforehand.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,26 +40,56 @@ def vector_of(tokens: list[int]) -> list[float]:
     return [float(byte) for byte in prefix_hash(tokens)[:3]]
 
 
-def next_token(tokens: list[int], seed: int, choice: int) -> int:
-    """Return the token that follows a history."""
-    return hashlib.blake2b(f"{tokens} {seed} {choice}".encode(), digest_size=4).digest()[0] % VOCABULARY
+def next_token(tokens: list[int], seed: int, choice: int, allowed: Collection[int] = range(VOCABULARY)) -> int:
+    """Return the token that follows a history, of those that may."""
+    place = hashlib.blake2b(f"{tokens} {seed} {choice}".encode(), digest_size=4).digest()[0] % VOCABULARY
+    return sorted(allowed)[place % len(allowed)]
 
 
 @dataclass
 class Slot:
     generation: int
+    key: int
     tokens: list[int]
+    num_prompt: int
     seed: int
     choice: int
     num_encoder: int = 0
+    drafts: list[int] = field(default_factory=list)
     table: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
+@dataclass
+class Flight:
+    """A plan whose rows are computed. sampled: tokens of each sampling row; waiting: rows that wait for masks, their drafts.
+
+    touched: pages, and by whom. result: None until nothing waits.
+    """
+
+    plan: StepPlan
+    sampled: dict[int, list[int]] = field(default_factory=dict)
+    waiting: dict[int, list[int]] = field(default_factory=dict)
+    touched: dict[int, tuple[int, int]] = field(default_factory=dict)
+    errors: list[RowError] = field(default_factory=list)
+    vectors: list[list[float]] = field(default_factory=list)
+    result: StepResult | None = None
+
+
 class FakeExecutor:
-    """Fulfils the executor protocol. `chance` decides how many of 1..k tokens a row yields and how transfers end."""
+    """Fulfils the executor protocol. `chance` decides how many of 1..k tokens a row yields and how transfers end.
+
+    drafter: proposes what comes next in a slot. A row with a grammar yields the drafts that come true, and one token more.
+    """
 
     def __init__(
-        self, geometry: Geometry, num_pages: int, *, tokens_per_step: int = 1, budget: int = 2**31, seed: int = 0
+        self,
+        geometry: Geometry,
+        num_pages: int,
+        *,
+        tokens_per_step: int = 1,
+        budget: int = 2**31,
+        seed: int = 0,
+        drafter: Callable[[Slot], list[int]] | None = None,
     ) -> None:
         self.geometry = geometry
         self.tokens_per_step = tokens_per_step
@@ -66,7 +97,9 @@ class FakeExecutor:
         self.chance = np.random.default_rng(seed)
         self.pages: list[dict[int, bytes]] = [{} for _ in range(num_pages)]
         self.slots: dict[int, Slot] = {}
-        self.in_flight: deque[tuple[StepResult, dict[int, tuple[int, int]]]] = deque()
+        self.drafter = drafter
+        self.num_accepted = self.num_rejected = 0
+        self.in_flight: deque[Flight] = deque()
         self.transfers: list[tuple[int, list[tuple[int, dict[int, bytes]]]]] = []
         self.computed_positions = 0
         self.encoded_tokens = 0
@@ -85,17 +118,9 @@ class FakeExecutor:
         pass
 
     def submit(self, plan: StepPlan) -> None:
-        touched: dict[int, tuple[int, int]] = {}
-        for admission in plan.admissions:
-            history = admission.tokens.tolist()
-            holders = {owner for _, pages in self.in_flight for owner, _ in pages.values()}
-            assert admission.slot not in holders, "a slot is given away while a plan in flight has a row of it"
-            assert 0 <= admission.num_computed < len(history)
-            self.slots[admission.slot] = Slot(admission.generation, history, admission.seed, admission.choice)
-            self._keys[admission.slot] = admission.key
-            self.slots[admission.slot].num_encoder = admission.num_encoder
-        for group, slot, column, page in plan.table.tolist():
-            self.slots[slot].table[group, column] = page
+        flight = Flight(plan)
+        touched = flight.touched
+        self._admit(plan)
         self._take_span(plan.span)
         for _, source, _, target in plan.copies_before.tolist():
             self._writable(target, None)
@@ -103,7 +128,6 @@ class FakeExecutor:
         self._encode(plan.admissions, touched)
         for transfer in plan.transfers:
             self._begin_transfer(transfer.ticket, self.slots[transfer.slot], transfer.pages.tolist())
-        offsets, ids, errors, vectors = [0], [], [], []
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot has two rows"
         assert plan.counts.sum() <= self.budget, "a plan computes more than its budget"
         for row, (slot_number, start, count, samples) in enumerate(
@@ -116,53 +140,122 @@ class FakeExecutor:
                 assert (start, count, samples) == (0, len(slot.tokens), False), (
                     "a vector takes the whole prompt at once"
                 )
-                vectors.append(vector_of(slot.tokens))
+                flight.vectors.append(vector_of(slot.tokens))
             if start != FROM_DEVICE:
                 assert start + count <= len(slot.tokens)
                 self._compute(slot, slot_number, start, count, touched)
                 if samples:
                     assert start + count == len(slot.tokens)
                     sampled = [next_token(slot.tokens, slot.seed, slot.choice)]
+                if row in plan.masked:
+                    assert samples
+                    flight.waiting[row] = []
             else:
                 assert samples
-                assert count <= self.tokens_per_step
-                number = int(self.chance.integers(0 if self.tokens_per_step > 1 else 1, count + 1))
-                begin = len(slot.tokens) - 1
-                self._see_span(slot_number)
-                history = list(slot.tokens)
-                for _ in range(number):
-                    history.append(next_token(history, slot.seed, slot.choice))
-                sampled = history[len(slot.tokens) :]
-                # Drafts past the accepted ones leave rubbish in places that were granted.
-                self._compute(slot, slot_number, begin, count, touched, accepted=max(number, 1), history=history)
+                sampled = self._decode(flight, row, slot_number, count)
             if samples:
-                # What follows numbers that broke is rubbish, but the slot goes on until the host ends it.
-                slot.tokens.extend(sampled)
                 if self._keys[slot_number] in self.failing_keys:
-                    errors.append(RowError(row=row, message="NaN logits"))
+                    # What follows numbers that broke is rubbish, but the slot goes on until the host ends it.
+                    slot.tokens.extend(sampled)
+                    flight.errors.append(RowError(row=row, message="NaN logits"))
                     sampled = []
-                ids.extend(sampled)
-                offsets.append(len(ids))
+                    flight.waiting.pop(row, None)
+                flight.sampled[row] = sampled
         self._copy_after(plan, touched)
+        self.in_flight.append(flight)
+        if not len(plan.masked):
+            self._finish(flight)
+
+    def _decode(self, flight: Flight, row: int, slot_number: int, count: int) -> list[int]:
+        """Go on from what the device knows: by drafts that wait for masks, or by as many tokens as chance has it."""
+        assert count <= self.tokens_per_step
+        slot = self.slots[slot_number]
+        self._see_span(slot_number)
+        history, sure = list(slot.tokens), 1
+        if row in flight.plan.masked:
+            drafts = flight.waiting[row] = slot.drafts[: count - 1]
+            history += drafts
+            sure += len(drafts)
+        else:
+            number = int(self.chance.integers(0 if self.tokens_per_step > 1 else 1, count + 1))
+            for _ in range(number):
+                history.append(next_token(history, slot.seed, slot.choice))
+            sure = max(number, 1)
+        # Drafts past the accepted ones leave rubbish in places that were granted.
+        begin = len(slot.tokens) - 1
+        self._compute(slot, slot_number, begin, count, flight.touched, accepted=sure, history=history)
+        return history[len(slot.tokens) :]
+
+    def mask(self, masks: Masks) -> None:
+        (flight,) = (flight for flight in self.in_flight if flight.plan.id == masks.plan)
+        assert flight.result is None, "masks came twice"
+        allowed: dict[tuple[int, int], list[int]] = {}
+        for row, position, bits in zip(masks.rows.tolist(), masks.positions.tolist(), masks.bits, strict=True):
+            assert (row, position) not in allowed, "a position has two masks"
+            assert row in flight.plan.masked
+            allowed[row, position] = np.flatnonzero(np.unpackbits(bits, bitorder="little")[:VOCABULARY]).tolist()
+        for row, drafts in flight.waiting.items():
+            slot = self.slots[int(flight.plan.slots[row])]
+            sampled, history = flight.sampled[row], list(slot.tokens)
+            sampled.clear()
+            for position in range(len(drafts) + 1):
+                token = next_token(history, slot.seed, slot.choice, allowed.get((row, position), range(VOCABULARY)))
+                sampled.append(token)
+                history.append(token)
+                if drafts[position : position + 1] != [token]:
+                    break
+            self.num_accepted += len(sampled) - 1
+            self.num_rejected += len(drafts) - len(sampled) + 1
+        flight.waiting = {}
+        self._finish(flight)
+
+    def _admit(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
+            history = admission.tokens.tolist()
+            holders = {owner for before in self.in_flight for owner, _ in before.touched.values()}
+            assert admission.slot not in holders, "a slot is given away while a plan in flight has a row of it"
+            assert 0 <= admission.num_computed < len(history)
+            self.slots[admission.slot] = Slot(
+                admission.generation,
+                admission.key,
+                history,
+                admission.num_prompt,
+                admission.seed,
+                admission.choice,
+            )
+            self._keys[admission.slot] = admission.key
+            self.slots[admission.slot].num_encoder = admission.num_encoder
+        for group, slot, column, page in plan.table.tolist():
+            self.slots[slot].table[group, column] = page
+
+    def _finish(self, flight: Flight) -> None:
+        plan = flight.plan
+        offsets, ids, draft_offsets, draft_ids = [0], [], [0], []
+        for row, sampled in flight.sampled.items():
+            slot = self.slots[int(plan.slots[row])]
+            slot.tokens.extend(sampled)
+            slot.drafts = self.drafter(slot) if self.drafter else []
+            ids.extend(sampled)
+            offsets.append(len(ids))
+            draft_ids.extend(slot.drafts)
+            draft_offsets.append(len(draft_ids))
         finished, failed = self._end_transfers()
-        acks = tuple(Ack(ticket=control.ticket) for control in plan.controls)
-        result = StepResult(
+        flight.result = StepResult(
             plan=plan.id,
             offsets=int32(offsets),
             ids=int32(ids),
-            errors=tuple(errors),
-            vectors=np.array(vectors, np.float32) if vectors else None,
+            draft_offsets=int32(draft_offsets) if self.drafter else None,
+            draft_ids=int32(draft_ids) if self.drafter else None,
+            errors=tuple(flight.errors),
+            vectors=np.array(flight.vectors, np.float32) if flight.vectors else None,
             finished=finished,
             failed=failed,
-            acks=acks,
+            acks=tuple(Ack(ticket=control.ticket) for control in plan.controls),
         )
-        self.in_flight.append((result, touched))
-
-    def mask(self, masks: Masks) -> None:
-        raise AssertionError("no request here has a grammar")
 
     def collect(self, timeout: float | None = None) -> StepResult | None:
-        return self.in_flight.popleft()[0]
+        assert self.in_flight[0].result is not None, "the oldest plan waits for masks"
+        return self.in_flight.popleft().result
 
     def check(self) -> None:
         pass
@@ -302,8 +395,8 @@ class FakeExecutor:
         return places
 
     def _writable(self, page: int, owner: tuple[int, int] | None) -> None:
-        for _, touched in self.in_flight:
-            assert touched.get(page, owner) == owner, f"page {page} is written while a plan in flight touches it"
+        for flight in self.in_flight:
+            assert flight.touched.get(page, owner) == owner, f"page {page} is written while a plan in flight touches it"
 
     def _begin_transfer(self, ticket: int, slot: Slot, pages: list[list[int]]) -> None:
         contents = []

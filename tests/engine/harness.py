@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec import structs
 
+from octavo.constrain.matcher import Grammars
 from octavo.engine.core import EngineCore
 from octavo.engine.kvcache.blocks import BlockPool, CacheEvent
 from octavo.engine.kvcache.geometry import Geometry, GroupGeometry
@@ -20,7 +21,7 @@ from octavo.protocol.output import Finish, TokenDelta
 from octavo.protocol.request import Request
 from octavo.protocol.sampling import SamplingParams
 from octavo.protocol.step import BlobRef, StepPlan
-from tests.engine.fake_worker import FakeExecutor, next_token, vector_of
+from tests.engine.fake_worker import FakeExecutor, Slot, next_token, vector_of
 
 UNIT = 4
 
@@ -161,6 +162,8 @@ class Engine:
     source: Cache | None = None
     seed: int = 0
     tell: Callable[[list[CacheEvent]], None] | None = None
+    grammars: Grammars | None = None
+    drafter: Callable[[Slot], list[int]] | None = None
     outputs: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     vectors: dict[int, list[float]] = field(default_factory=dict)
     finishes: dict[tuple[int, int], Finish] = field(default_factory=dict)
@@ -179,9 +182,14 @@ class Engine:
         )
         self.scheduler = Scheduler(self.geometry, self.num_pages, limits, source=self.source, clock=lambda: 0.0)
         self.worker = FakeExecutor(
-            self.geometry, self.num_pages, tokens_per_step=self.tokens_per_step, budget=self.budget, seed=self.seed
+            self.geometry,
+            self.num_pages,
+            tokens_per_step=self.tokens_per_step,
+            budget=self.budget,
+            seed=self.seed,
+            drafter=self.drafter,
         )
-        self.core = EngineCore(self.scheduler, self.worker, self.tell)
+        self.core = EngineCore(self.scheduler, self.worker, self.tell, self.grammars)
         self.starts: dict[tuple[int, int], int] = {}
 
     def step(self) -> None:

@@ -340,6 +340,37 @@ def test_an_answer_may_take_longer_than_its_request() -> None:
         assert answer.json()["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_asks_on_before_the_answer_is_there_does_not_spoil_it(stream: bool) -> None:
+    with _process(delay=0.2, read_timeout=0.3) as (_, url), httpx.Client() as http:
+        assert _until_up(http, url + "/health").status_code == 200
+        body = json.dumps({**CHAT, "stream": stream}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        for late in (b"GET /hea", head % 40, head % 40 + b'{"mod'):
+            answer, left = _exchange(url, head % len(body) + body + late).split(b"HTTP/1.1 408 ")
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+            assert left.endswith(b"\r\n\r\n")
+
+
+def test_a_client_that_never_reads_is_cut_off() -> None:
+    with _process(write_timeout=0.5) as (_, url), httpx.Client() as http, socket.socket() as connection:
+        assert _until_up(http, url + "/health").status_code == 200
+        # More than all buffers on the way can hold.
+        body = json.dumps({**CHAT, "n": 128, "max_tokens": 50, "logprobs": True, "top_logprobs": 20, "stream": True})
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall((head + body).encode())
+        loads = [1]
+        end = time.monotonic() + 10
+        while loads[-1] and time.monotonic() < end:
+            time.sleep(0.05)
+            loads.append(http.get(url + "/load").json()["server_load"])
+        assert loads[:4] == [1] * 4
+        assert loads[-1] == 0
+
+
 def test_headers_have_a_limit() -> None:
     with _process(h11_max_incomplete_event_size=2048) as (_, url), httpx.Client() as http:
         assert _until_up(http, url + "/health").status_code == 200

@@ -158,6 +158,10 @@ def test_a_request_names_a_model_that_there_is() -> None:
                 assert (await http.post("/v1/messages", content=content)).status_code == status
             broken = await http.post("/v1/messages", content=b"{")
             assert broken.json()["type"] == "error"
+            for path in ("/v1/nowhere", "/", "/v1/responses/x", "/v1/completions/"):
+                answer = await http.post(path, json={"prompt": "x"})
+                assert (path, answer.status_code) == (path, 405 if path in ("/", "/v1/responses/x") else 404)
+            assert (await http.get("/v1/completions")).status_code == 405
             assert engines.told == []
 
     run(go())
@@ -238,6 +242,47 @@ def test_those_that_wait_for_a_model_are_bounded_and_an_end_is_orderly() -> None
             assert [answer.status_code for answer in answers] == [200, 503, 503]
             await shelf.close()
             assert engines.running == {}
+
+    run(go())
+
+
+def test_who_leaves_while_it_waits_leaves_its_place_to_others() -> None:
+    engines = _Engines()
+    engines.delay = 0.2
+
+    async def go() -> None:
+        async with _library(engines, max_waiting=1) as (http, shelf):
+            running = asyncio.create_task(_chat(http, "a", max_tokens=3))
+            while not engines.running:
+                await asyncio.sleep(0.001)
+            gone, sent = asyncio.Event(), list[Any]()
+            messages = [{"type": "http.request", "body": json.dumps({**CHAT, "model": "ccc"}).encode()}]
+
+            async def receive() -> Any:
+                if messages:
+                    return messages.pop()
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": "/v1/chat/completions",
+                "headers": [],
+                "query_string": b"",
+            }
+            leaving = asyncio.create_task(http._transport.app(scope, receive, send))  # pyright: ignore
+            await asyncio.sleep(0.005)
+            assert (await _chat(http, "bb")).status_code == 429
+            gone.set()
+            await leaving
+            assert sent[0]["status"] == 499
+            assert shelf.num_open == 1
+            assert (await _chat(http, "bb")).status_code == (await running).status_code == 200
+            assert engines.told == ["+a", "-a", "+bb"]
 
     run(go())
 

@@ -14,6 +14,8 @@ from octavo.protocol.output import EngineStats, Finish, FinishReason, PromptScor
 from octavo.protocol.step import StepPlan, StepResult, TokenLogprobs
 
 Ended = tuple[int, FinishReason, int | None, str]
+# Leads the grammar of a slot on: see `Scheduler`.
+Follow = Callable[[int, int, StepResult, Int32Array, list[Ended]], None]
 
 
 class Tally:
@@ -64,7 +66,7 @@ class Tally:
 
 
 def commit_rows(
-    table: SlotTable, plan: StepPlan, generations: Int32Array, result: StepResult, tally: Tally
+    table: SlotTable, plan: StepPlan, generations: Int32Array, result: StepResult, tally: Tally, follow: Follow
 ) -> list[Ended]:
     """Write a result into the slot table and the tally; returns the slots that ended with it.
 
@@ -85,6 +87,9 @@ def commit_rows(
     ended = pooled + _failed_rows(plan, sampled, live, result, tally)
     firsts = table.length[slots] - table.num_prompt[slots]
     kept = _append(table, slots, live.copy(), result, ended)
+    for place in np.searchsorted(sampled, plan.masked).tolist() if len(plan.masked) else ():
+        if live[place]:
+            follow(int(slots[place]), place, result, kept, ended)
     table.computed[slots[live]] = table.length[slots[live]] - 1
     _tell(table, slots, firsts, kept, result, tally)
     return ended

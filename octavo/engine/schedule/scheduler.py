@@ -31,7 +31,7 @@ from octavo.protocol.arrays import Int32Array, int32, rows32
 from octavo.protocol.control import Control, ResetPrefixCache
 from octavo.protocol.output import EngineStats, Finish, TokenDelta
 from octavo.protocol.request import FinishChoice, Request
-from octavo.protocol.step import Masks, StepPlan, StepResult
+from octavo.protocol.step import FROM_DEVICE, Masks, StepPlan, StepResult
 
 _NO_ROWS = int32()
 
@@ -273,9 +273,7 @@ class Scheduler:
         assert result.plan == plan.id, f"result of plan {result.plan}, expected {plan.id}"
         state.done_plan = plan.id
         self._admitter.transfers_ended(result)
-        ended = commit_rows(state.slots, plan, flight.generations, result, state.tally)
-        if len(plan.masked):
-            self._follow(flight, ended)
+        ended = commit_rows(state.slots, plan, flight.generations, result, state.tally, self._follow)
         for slot in state.slots.due(plan.slots, flight.generations):
             state.note_computed(slot)
         for slot, reason, stop_id, message in ended:
@@ -286,20 +284,24 @@ class Scheduler:
         state.tally.changed |= not state.num_in_flight
         return self.news()
 
-    def _follow(self, flight: _InFlight, ended: list[Ended]) -> None:
-        """Lead the rows that have grammars on; where a grammar has come to its end, so has the answer."""
-        plan, table = flight.plan, self.state.slots
-        over = {slot for slot, *_ in ended}
-        for row in plan.masked.tolist():
-            slot = int(plan.slots[row])
-            if table.generation[slot] != flight.generations[row] or slot in over:
-                continue
-            matcher = self.state.sequence_of(slot).matcher
-            assert matcher is not None
-            first = int(table.num_prompt[slot]) + matcher.num_seen
-            problem = matcher.accept(table.tokens[slot, first : int(table.length[slot])].tolist())
-            if problem or matcher.ended:
-                ended.append((slot, "error" if problem else "stop", None, problem))
+    def _follow(self, slot: int, place: int, result: StepResult, kept: Int32Array, ended: list[Ended]) -> None:
+        """Lead a slot's grammar on; where it has come to its end, so has the answer: what came behind it counts for nothing.
+
+        place: of its row among those that sample. kept: how many tokens each of them gave.
+        """
+        table, matcher = self.state.slots, self.state.sequence_of(slot).matcher
+        assert matcher is not None
+        if result.draft_offsets is not None and result.draft_ids is not None:
+            matcher.drafts = result.draft_ids[slice(*result.draft_offsets[place : place + 2])].tolist()
+        over, seen, first = any(slot == other for other, *_ in ended), matcher.num_seen, int(table.num_prompt[slot])
+        # What ends the answer anyway is no part of its form.
+        problem = matcher.accept(table.tokens[slot, first + seen : int(table.length[slot]) - over].tolist())
+        if matcher.ended and not (over and matcher.num_seen == seen):
+            num_behind = int(table.length[slot]) - first - matcher.num_seen
+            table.length[slot] -= num_behind
+            kept[place] -= num_behind
+            ended[:] = [one for one in ended if one[0] != slot]
+            ended.append((slot, "error" if problem else "stop", None, problem))
 
     def masks(self, grammars: Grammars) -> Masks | None:
         """Return what the oldest plan in flight waits for, once; None if that is nothing."""
@@ -310,8 +312,12 @@ class Scheduler:
         self._last_masks = plan.id
         live = plan.masked[state.slots.generation[plan.slots[plan.masked]] == flight.generations[plan.masked]]
         asked = [state.sequence_of(slot) for slot in plan.slots[live].tolist()]
-        bits = grammars.masks([(one.matcher, one.request.stop_ids) for one in asked if one.matcher])
-        return Masks(plan=plan.id, rows=live, positions=np.zeros_like(live), bits=bits)
+        # A row that computes its history again has no drafts, and no row has more than it was granted.
+        granted = np.where(plan.starts[live] == FROM_DEVICE, plan.counts[live] - 1, 0).tolist()
+        rows = zip(asked, granted, strict=True)
+        masks = [(one.matcher, one.request.stop_ids, one.matcher.drafts[:most]) for one, most in rows if one.matcher]
+        owners, numbers, bits = grammars.masks(masks)
+        return Masks(plan=plan.id, rows=live[owners], positions=numbers, bits=bits)
 
     def news(self) -> TokenDelta | None:
         """Return what is new for clients since the last call, None if nothing is."""

@@ -112,7 +112,8 @@ def create_library(
     # What needs no model asks for no more than a shelf has.
     every = _context(cast(TextService, shelf), config, shelf.names)
     every.metrics.join(metrics.values())
-    return _create(every, [Middleware(shelf.middleware, limit=config.max_body_bytes)]), shelf
+    paths = {path for methods, path, answer in ROUTES if methods == "POST" and answer != health.reset_prefix_cache}
+    return _create(every, [Middleware(shelf.middleware, limit=config.max_body_bytes, paths=paths)]), shelf
 
 
 def _context(service: TextService, config: ServeConfig, names: tuple[str, ...]) -> ServerContext:

@@ -17,14 +17,16 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Lengt
 class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. A request whose headers are longer than `h11_max_incomplete_event_size` gets 400.
 
-    seconds: in which a request must have come whole; one that has not gets 408.
+    seconds: in which a request must have come whole; one that has not gets 408. write_seconds: in which a client must take
+    what waits for it; one that does not is cut off.
     """
 
-    def __init__(self, *args: Any, seconds: float, **kwargs: Any) -> None:
+    def __init__(self, seconds: float, write_seconds: float, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limit = self.config.h11_max_incomplete_event_size or _LIMIT
-        self._seconds = seconds
+        self._seconds, self._write_seconds = seconds, write_seconds
         self._num_head_bytes, self._in_head = 0, True
+        self._answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Begin to wait for the first request."""
@@ -32,8 +34,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(self._seconds, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Wait no longer, and tell the request that is answered, which need not be the last that came."""
         self._timer.cancel()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -68,7 +73,27 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    def pause_writing(self) -> None:
+        """Begin to wait for the client to read."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self._write_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It reads."""
+        self._stalled.cancel()
+        super().resume_writing()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _too_slow(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(_TOO_SLOW)
-            self.transport.close()
+        answering = self._answering
+        if self.transport.is_closing():
+            return
+        if answering and not answering.response_complete and (self._in_head or answering is not self.cycle):
+            # The answer to a request before it is under way: this one has time until that is there.
+            self._timer = self.loop.call_later(self._seconds, self._too_slow)
+            return
+        self.transport.write(_TOO_SLOW)
+        self.transport.close()

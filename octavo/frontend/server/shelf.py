@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.base.errors import InvalidRequestError, NotFoundError, OctavoError, QueueFullError, ShuttingDownError
 from octavo.base.logging import get_logger
 from octavo.frontend.server.body import BODY, decode_body, read_body
 from octavo.frontend.server.context import CONTEXT, ServerContext
+from octavo.frontend.server.disconnect import ClientGoneError, until_disconnect
 from octavo.frontend.server.errors import error_response, route_path
 from octavo.frontend.service import TextService
 from octavo.protocol.output import EngineStats
 
-# What is answered without a model; all else that is posted names one.
-_COMMON = ("/v1/responses/", "/ping", "/reset_prefix_cache")
 # Seconds that answers which are made in the background get to finish.
 _BACKGROUND_SECONDS = 60.0
 _log = get_logger(__name__)
@@ -92,13 +92,13 @@ class Shelf:
         await asyncio.gather(*(service.close() for service in self.loaded.values()))
 
     @contextlib.asynccontextmanager
-    async def use(self, name: str) -> AsyncGenerator[ServerContext]:
-        """Lend a model for one request. Raises what loading it raises, QueueFullError and ShuttingDownError."""
+    async def use(self, name: str, receive: Receive) -> AsyncGenerator[ServerContext]:
+        """Lend a model for a request. Raises what loading it raises, QueueFullError, ShuttingDownError and ClientGoneError."""
         self.num_open += 1
         try:
             book = self._books.get(name)
             if book is None or not book.context.service.healthy:
-                book = await self._fetch(name)
+                book = await self._fetch(name, receive)
             self._books[name] = self._books.pop(name)
             book.num_calls += 1
             book.idle.clear()
@@ -111,45 +111,54 @@ class Shelf:
         finally:
             self.num_open -= 1
 
-    async def _fetch(self, name: str) -> _Book:
+    async def _fetch(self, name: str, receive: Receive) -> _Book:
         if self._max_waiting and self._num_waiting >= self._max_waiting:
             raise QueueFullError(f"{self._max_waiting} requests wait for a model already; try again later")
         self._num_waiting += 1
         try:
-            async with self._lock:
+            await until_disconnect(receive, self._lock.acquire())
+            try:
                 if name in self._books and not self._books[name].context.service.healthy:
-                    await self._return(name)
+                    await self._return(name, receive)
                 if name not in self._books:
                     while len(self._books) >= self._most:
-                        await self._return(next(iter(self._books)))
+                        await self._return(next(iter(self._books)), receive)
                     if self.draining:
                         raise ShuttingDownError("the server is shutting down and takes no new requests")
                     _log.info("loading %s", name)
                     self._books[name] = _Book(context=await self._load(name))
                     self._books[name].idle.set()
                 return self._books[name]
+            finally:
+                self._lock.release()
         finally:
             self._num_waiting -= 1
 
-    async def _return(self, name: str) -> None:
-        """End a model's engine, once the requests that it has are done."""
+    async def _return(self, name: str, receive: Receive) -> None:
+        """End a model's engine, once the requests that it has are done, and if the client that needs its room is still there."""
         book = self._books.pop(name)
-        await book.idle.wait()
+        try:
+            await until_disconnect(receive, book.idle.wait())
+        except BaseException:
+            self._books = {name: book, **self._books}
+            raise
         await book.context.service.drain(_BACKGROUND_SECONDS)
         _log.info("unloading %s", name)
         await book.context.service.close()
 
-    def middleware(self, app: ASGIApp, limit: int) -> ASGIApp:
-        """Return an application that gives a request the context of the model that its body names. limit: bytes of a body."""
+    def middleware(self, app: ASGIApp, limit: int, paths: Container[str]) -> ASGIApp:
+        """Return an application that gives requests to `paths` their model's context. limit: bytes of a body."""
 
         async def chosen(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope).startswith(_COMMON):
+            if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in paths:
                 await app(scope, receive, send)
                 return
             try:
                 scope[BODY] = await read_body(Request(scope, receive), limit)
-                async with self.use(self._asked(scope[BODY])) as scope[CONTEXT]:
+                async with self.use(self._asked(scope[BODY]), receive) as scope[CONTEXT]:
                     await app(scope, receive, send)
+            except ClientGoneError:
+                await Response(status_code=499)(scope, receive, send)
             except OctavoError as error:
                 await error_response(error, route_path(scope))(scope, receive, send)
 

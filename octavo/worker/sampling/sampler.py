@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.ops.draw import Draw
+from octavo.ops.draw import Likeliest
 from octavo.ops.draw.reference import likeliest
 from octavo.worker.sampling.adjust import adjust
 from octavo.worker.sampling.rows import SamplingBatch, SamplingRows
@@ -37,28 +38,29 @@ class RowMasks:
 
     def apply(self, logits: Tensor) -> Tensor:
         """Return logits, float32 [S, V], a copy in which what may not come is -inf."""
-        shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-        forbidden = (self.bits[:, :, None] >> shifts).bitwise_and_(1).eq_(0).view(torch.bool)
-        forbidden = forbidden.flatten(1)[:, : logits.shape[1]]
+        # A byte's eight bits as eight bytes, looked up at once.
+        bits = torch.arange(256, device=logits.device)[:, None] >> torch.arange(8, device=logits.device)
+        allowed = bits.bitwise_and_(1).bool().view(torch.int64)[:, 0][self.bits.int()]
+        allowed = allowed.view(torch.bool)[:, : logits.shape[1]]
         if self.rows is None:
-            return logits.masked_fill(forbidden, float("-inf"))
-        return logits.index_copy(0, self.rows, logits[self.rows].masked_fill_(forbidden, float("-inf")))
-
-
-def greedy(logits: Tensor) -> Sampled:
-    """Choose every row's likeliest token. logits: float32 [S, V]."""
-    ids, ok = likeliest(logits)
-    return Sampled(ids=ids, ok=ok, logits=logits)
+            return torch.where(allowed, logits, float("-inf"))
+        return logits.index_copy(0, self.rows, torch.where(allowed, logits[self.rows], float("-inf")))
 
 
 def sample(
-    logits: Tensor, rows: SamplingRows, batch: SamplingBatch, draw: Draw, masks: RowMasks | None = None
+    logits: Tensor,
+    rows: SamplingRows,
+    batch: SamplingBatch,
+    draw: Draw,
+    masks: RowMasks | None = None,
+    likeliest: Likeliest = likeliest,
 ) -> Sampled:
     """Choose a token for every row. logits: float32 [S, V], left as they are."""
     logits = adjust(logits, rows, batch.slots, batch.positions)
     if masks is not None:
         logits = masks.apply(logits)
     if rows.greedy[batch.slots].all():
-        return greedy(logits)
-    ids, ok = draw(logits, batch.targets, batch.positions, rows.reals, rows.wholes)
+        ids, ok = likeliest(logits)
+    else:
+        ids, ok = draw(logits, batch.targets, batch.positions, rows.reals, rows.wholes)
     return Sampled(ids=ids, ok=ok, logits=logits)

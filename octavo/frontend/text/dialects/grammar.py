@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.base.errors import InvalidRequestError, UnsupportedError
 from octavo.constrain.grammar import TEXT_RULE, Form, checked, literal, whole
-from octavo.constrain.schema import json_expression
+from octavo.constrain.schema import json_expression, text_limits
 from octavo.frontend.text.dialects.bare_calls import BareCalls
 from octavo.frontend.text.dialects.families import Dialect
 from octavo.frontend.text.dialects.json_calls import JsonCalls, NamedCalls
@@ -107,10 +107,26 @@ class TurnGrammar:
             return name
         text = "TEXT"
         if end not in self.markers:
-            text, quoted = name.upper(), re.escape(end).replace("/", "\\/")
-            self._rules.append(f"{text}: /(.|\\n)*/ & ~/(.|\\n)*{quoted}(.|\\n)*/")
+            text = name.upper()
+            self._rules.append(f"{text}: /(.|\\n)*/ & {_without(end)}")
         self._rules.append(f"{name}{'' if budget is None else f'[max_tokens={budget}]'}: {text}")
         return f"{name} {before} {self._text(end)}"
+
+    def _value(self, schema: Any, end: str, tool: Tool) -> str:
+        """Return the expression of a text that a schema describes, up to `end` and with it."""
+        name, limits = f"VALUE_{len(self._rules)}", text_limits(schema)
+        token = f" {self._text(end)}" if end in self.markers else ""
+        # With its end in one piece: what comes before would take the beginning of it.
+        rule = f"{name}: {limits}" if token else f"{name}: ({limits} & {_without(end)}) {literal(end)}"
+        try:
+            if limits:
+                checked(whole(Form(name, (rule,))), tool.field)
+                self._rules.append(rule)
+                return name + token
+        except InvalidRequestError:
+            if tool.strict:
+                raise
+        return self._until(end)
 
     def _json(self, schema: Any, tool: Tool) -> str:
         """Return the expression of JSON; of a tool that is not strict, as much of its schema as a grammar can say."""
@@ -140,9 +156,8 @@ class TurnGrammar:
                 given = [self._tagged(calls, *one, tool) for one in _arguments(schema)]
                 return f"{self._text(head)} {' '.join(given)} {self._text(calls.function_end)}"
             case PythonCalls():
-                given = [
-                    (f"{literal(f'{key}=')} {self._json(one, tool)}", needed) for key, one, needed in _arguments(schema)
-                ]
+                values = _arguments(schema)
+                given = [(f"{literal(f'{key}=')} {self._json(one, tool)}", needed) for key, one, needed in values]
                 return f'{literal(f"{name}(")} {_listed(given, ", ")} ")"'
             case BareCalls():
                 # A form of its own, whose texts have no quotes.
@@ -154,16 +169,21 @@ class TurnGrammar:
 
     def _tagged(self, calls: TaggedCalls, key: str, schema: Any, needed: bool, tool: Tool) -> str:
         text = types_of(schema) == {"string"}  # As they are read.
-        choices = schema.get("enum") if text else None
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else None) if text else None
         head = calls.key[0] + key + (calls.key_text if text and calls.key_text else calls.key[1])
         head += ("\n" if calls.value[0] else "") + calls.value[0] + ("\n" if calls.padded else "")
         end = ("\n" if calls.padded else "") + calls.value[1]
         if text and not choices:
-            value = self._until(end)
+            value = self._value(schema, end, tool)
         else:
             inner = " | ".join(literal(str(one)) for one in choices) if choices else self._json(schema, tool)
             value = f"({inner}) {self._text(end)}"
         return f'({self._text(head)} {value} "\\n"){"" if needed else "?"}'
+
+
+def _without(text: str) -> str:
+    """Return the part of a terminal that forbids a text in it."""
+    return f"~(/(.|\\n)*/ {literal(text)} /(.|\\n)*/)"
 
 
 def _repeated(more: str, most: int | None) -> str:
@@ -176,11 +196,8 @@ def _frame(calls: Any) -> tuple[str, str, str]:
     end = next(iter(calls.end), "")
     match calls:
         case JsonCalls():
-            return (
-                calls.start + calls.lead + "[" * calls.listed,
-                ", " * calls.listed,
-                "]" * calls.listed + calls.lead + end,
-            )
+            opened, closed, comma = ("[", "]", ", ") if calls.listed else ("", "", "")
+            return calls.start + calls.lead + opened, comma, closed + calls.lead + end
         case PythonCalls():
             return f"{calls.start}[", ", ", f"]{end}"
         case TaggedCalls() if calls.function[0]:

@@ -11,6 +11,7 @@ import llguidance
 import numpy as np
 import pytest
 
+from octavo.base.errors import InvalidRequestError
 from octavo.frontend.text.dialects.bare_calls import BareCalls
 from octavo.frontend.text.dialects.events import ToolCallArguments, ToolCallBegin
 from octavo.frontend.text.dialects.families import Dialect, families
@@ -30,6 +31,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["city", "n"],
 }
 CALLING = [one for one in families() if one.calls is not None or one.harmony is not None]
+TAGGED: list[Any] = [one for one in CALLING if isinstance(one.calls, TaggedCalls)]
 
 
 class Bytes:
@@ -88,6 +90,45 @@ def test_calls_are_read_as_they_must_be_written(family: Dialect) -> None:
             jsonschema_rs.validate(SCHEMA if name == "f.x" else {"type": "object"}, arguments)
         names |= set(called)
     assert names == {"f.x", "g"}
+
+
+LIMITS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "pattern": "^[A-Z]{2}/[01]+$", "maxLength": 5},
+        "note": {"type": "string", "minLength": 2, "maxLength": 4},
+        "word": {"type": "string", "pattern": "a|(y|z)"},
+        "mark": {"type": "string", "const": "<a/>"},
+    },
+    "required": ["code", "note", "word", "mark"],
+}
+
+
+@pytest.mark.parametrize("family", TAGGED, ids=lambda one: one.calls.names[0])
+def test_texts_between_tags_are_as_long_and_of_the_pattern_that_their_schema_says(family: Dialect) -> None:
+    dialect = Dialect(calls=family.calls)
+    tool = Tool(name="f", schema=LIMITS, field="tools[0]", strict=True)
+    lark = TurnGrammar(dialect, {}).write(TurnForm(tools=[tool], required=True, most=1))
+    assert lark is not None
+    found = []
+    for seed in range(12):
+        text = _written(lark, seed, ("\n" * family.calls.padded + family.calls.value[1]).encode())
+        events = TurnParser(dialect, {"f": LIMITS}, lambda index, own: "id").push(text)
+        found.append(json.loads("".join(one.fragment for one in events if isinstance(one, ToolCallArguments))))
+        jsonschema_rs.validate(LIMITS, found[-1])
+    assert len({len(one["note"]) for one in found}) > 1
+    assert {len(one["code"]) for one in found} == {4, 5}
+    # What no terminal can say is refused if it must hold, and left out if not.
+    for pattern in ("^a|b$", "(?=a)b"):
+        lost = {"type": "object", "properties": {"code": {"type": "string", "pattern": pattern}}}
+        for strict in (True, False):
+            turn = TurnForm(tools=[Tool(name="f", schema=lost, field="tools[0]", strict=strict)], required=True)
+            if strict:
+                with pytest.raises(InvalidRequestError, match=r"look-?around") as caught:
+                    TurnGrammar(dialect, {}).write(turn)
+                assert caught.value.field == "tools[0]"
+            else:
+                assert TurnGrammar(dialect, {}).write(turn) is not None
 
 
 @pytest.mark.parametrize("family", CALLING, ids=lambda one: (one.calls or one.harmony).names[0])
