@@ -228,7 +228,7 @@ async def connect(
         await asyncio.gather(loading, return_exceptions=True)
         raise
     intake = _intake(config, checkpoint, text, ready, max_logprobs)
-    return TextService(client, intake, max_queued=config.schedule.max_num_queued_reqs)
+    return TextService(client, intake, config.schedule)
 
 
 async def start_service(config: EngineConfig, *, max_logprobs: int | None = None) -> TextService:

@@ -151,6 +151,7 @@ TESTS = {
     "max-num-batched-tokens": "engine/test_scheduler.py::test_decodes_go_on_while_a_long_prompt_is_prefilled",
     "max-num-seqs": "engine/test_random_loads.py::test_every_answer_is_right_whatever_happens_beside_it",
     "max-num-queued-reqs": "frontend/test_service.py::test_a_full_queue_refuses_and_recovers",
+    "max-num-queued-tokens": "frontend/test_service.py::test_the_queue_is_bounded_by_tokens_too",
     "scheduling-policy": "engine/test_scheduler.py::test_higher_priority_takes_the_place_of_lower",
     "async-scheduling": "engine/test_random_loads.py::test_every_answer_is_right_whatever_happens_beside_it",
     "sse-keep-alive-interval": "server/test_life.py::test_a_stream_that_waits_shows_that_it_lives",

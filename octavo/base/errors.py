@@ -44,11 +44,25 @@ class NotFoundError(OctavoError):
 
 
 class QueueFullError(OctavoError):
-    """The waiting queue is at its limit. retry_after: whole seconds after which to try again."""
+    """The waiting queue is at its limit. reason: as metrics call it."""
 
     status = 429
     kind = "overloaded_error"
-    retry_after = 1
+    reason = "queue_full"
+
+
+class QueuedTokensError(QueueFullError):
+    """The prompts that wait have as many tokens as may wait."""
+
+    reason = "queue_tokens"
+
+
+class QueueTimeoutError(OctavoError):
+    """A request waited longer than it may; the engine had not begun with it."""
+
+    status = 503
+    kind = "queue_timeout_error"
+    reason = "queue_timeout"
 
 
 class EngineDeadError(OctavoError):

@@ -23,6 +23,12 @@ class ScheduleConfig:
     )
     async_scheduling: bool = option(True, "plan one step ahead of the device")
     max_num_queued_reqs: int = option(0, "waiting requests beyond which new ones get 429; 0 is no limit", low=0)
+    max_num_queued_tokens: int = option(
+        0, "tokens of waiting prompts beyond which new ones get 429, unless none waits; 0 is no limit", low=0
+    )
+    queue_timeout: float = option(
+        0.0, "seconds that a request may wait for the engine to begin with it; then 503; 0 is no limit", low=0.0
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -10,7 +10,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from octavo.base.errors import InvalidRequestError, QueueFullError, ShuttingDownError
+from octavo.base.errors import (
+    InvalidRequestError,
+    QueuedTokensError,
+    QueueFullError,
+    QueueTimeoutError,
+    ShuttingDownError,
+)
+from octavo.config.schedule import ScheduleConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.streams import Inbox
 from octavo.frontend.beams import BeamSearch, BeamSearchOutput, BeamSearchParams, next_logprobs
@@ -58,6 +65,7 @@ class RequestStream:
         self._ended = ended
         self._aborted = False
         self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
         self._inbox: Inbox = client.submit(request, self._wake)
 
     @property
@@ -90,6 +98,17 @@ class RequestStream:
                 return output
         raise StopAsyncIteration
 
+    def expire_after(self, seconds: float) -> None:
+        """End it with a QueueTimeoutError, unless the engine has begun with it by then."""
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+
+    def _expire(self, seconds: float) -> None:
+        if not self.started and self._inbox.error is None:
+            message = f"the request waited for {seconds:g} seconds, and its turn did not come; try again later"
+            self._inbox.error = QueueTimeoutError(message)
+            self._client.abort([self._key])
+            self._wake()
+
     def abort(self) -> None:
         """Stop generating at once; iteration gets one more output, with finish_reason "abort"."""
         if not self._closed:
@@ -121,6 +140,8 @@ class RequestStream:
 
     def _end(self) -> None:
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         self._inbox.wake = None  # It holds this stream, which holds the inbox: neither shall wait for the collector.
         self._client.forget(self._key)
         self._ended(self._key)
@@ -130,17 +151,16 @@ class TextService:
     """Text generation by one engine in another process.
 
     max_model_len: prompt and output tokens together. tokenizer: None with skip_tokenizer_init. sampling: the model's own
-    defaults of sampling parameters.
-    max_queued: requests that may wait for the engine to begin with them; 0 is no limit.
+    defaults of sampling parameters. limits: of what may wait for the engine to begin with it.
     """
 
-    def __init__(self, client: EngineClient, intake: Intake, *, max_queued: int = 0) -> None:
+    def __init__(self, client: EngineClient, intake: Intake, limits: ScheduleConfig | None = None) -> None:
         self.max_model_len: int = intake.max_model_len
         self.tokenizer: Tokenizer | None = intake.tokenizer
         self.sampling: Mapping[str, Any] = intake.sampling
         self._client = client
         self._intake = intake
-        self._max_queued = max_queued
+        self._limits = limits or ScheduleConfig()
         self._streams: dict[int, RequestStream] = {}
         self._preparing = 0
         self._draining = False
@@ -181,9 +201,7 @@ class TextService:
             kind=kind,
             shown=shown,
         )
-        stream = RequestStream(self._client, request, collector, self._forget)
-        self._streams[request.key] = stream
-        return stream
+        return self._open(request, collector)
 
     async def encode(
         self, prompt: Prompt, params: PoolingParams, *, request_id: str | None = None, priority: int = 0
@@ -192,9 +210,7 @@ class TextService:
         make = functools.partial(self._intake.pooling_request, prompt, params, priority=priority)
         request, _ = await self._prepare(make, _num_characters(prompt))
         collector = VectorCollector(request, params, request_id=request_id or f"pool-{uuid.uuid4().hex}")
-        stream = RequestStream(self._client, request, collector, self._forget)
-        self._streams[request.key] = stream
-        async with stream:
+        async with self._open(request, collector) as stream:
             outputs: list[Any] = [output async for output in stream]
         return outputs[-1]
 
@@ -335,16 +351,29 @@ class TextService:
             made = await self._run(functools.partial(make, key=self._client.new_key()), num_characters)
         finally:
             self._preparing -= 1
-        self._check_admission()
+        self._check_admission(len(made[0].tokens))
         return made
 
-    def _check_admission(self) -> None:
+    def _open(self, request: Request, collector: Collector | VectorCollector) -> RequestStream:
+        stream = self._streams[request.key] = RequestStream(self._client, request, collector, self._forget)
+        if self._limits.queue_timeout:
+            stream.expire_after(self._limits.queue_timeout)
+        return stream
+
+    def _check_admission(self, num_tokens: int = 0) -> None:
         if self._client.dead is not None:
             raise self._client.dead
         if self._draining:
             raise ShuttingDownError("the server is shutting down and takes no new requests")
-        if self._max_queued and self._num_waiting() >= self._max_queued:
-            raise QueueFullError(f"{self._max_queued} requests are waiting already; try again later")
+        most, most_tokens = self._limits.max_num_queued_reqs, self._limits.max_num_queued_tokens
+        if most and self._num_waiting() >= most:
+            raise QueueFullError(f"{most} requests are waiting already; try again later")
+        if most_tokens and num_tokens:
+            waiting = sum(len(one.prompt_token_ids) for one in self._streams.values() if not one.started)
+            if (
+                waiting and waiting + num_tokens > most_tokens
+            ):  # One that is too long for the queue may come when none waits.
+                raise QueuedTokensError(f"{waiting} tokens are waiting already, of {most_tokens}; try again later")
 
     def _tokenizer_for(self, field: str) -> Tokenizer:
         if self.tokenizer is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -20,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from octavo.base.errors import QueuedTokensError, QueueFullError, QueueTimeoutError
 from octavo.protocol.output import EngineStats, FinishReason
 
 # Upper bounds of the histograms: seconds, and tokens.
@@ -27,6 +29,7 @@ _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0,
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5)
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
+_REJECTIONS = (QueueFullError.reason, QueuedTokensError.reason, QueueTimeoutError.reason)
 _REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error", "repetition")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -91,7 +94,7 @@ class _Totals(msgspec.Struct, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0
-    rejected: int = 0
+    rejected: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_REJECTIONS, 0))
     finished: dict[FinishReason, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
     histograms: dict[str, tuple[list[int], float]] = {}
 
@@ -124,9 +127,9 @@ class ServerMetrics(Collector):
         self._totals.prompt_tokens += num_tokens
         self._totals.cached_tokens += num_cached
 
-    def count_rejected(self) -> None:
-        """Count a request that the full queue did not take."""
-        self._totals.rejected += 1
+    def count_rejected(self, reason: str) -> None:
+        """Count a request that was not taken, or waited too long. reason: that of its error."""
+        self._totals.rejected[reason] += 1
 
     def count_generated(self, num_tokens: int) -> None:
         """Count tokens handed out."""
@@ -174,9 +177,10 @@ class ServerMetrics(Collector):
         self._totals.prompt_tokens += totals.prompt_tokens
         self._totals.cached_tokens += totals.cached_tokens
         self._totals.generation_tokens += totals.generation_tokens
-        self._totals.rejected += totals.rejected
         for reason, count in totals.finished.items():
             self._totals.finished[reason] += count
+        for cause, count in totals.rejected.items():
+            self._totals.rejected[cause] += count
         for name, state in totals.histograms.items():
             self._histograms[name].add(state)
 
@@ -205,8 +209,7 @@ class ServerMetrics(Collector):
         yield page.counter("prompt_tokens_by_source", "Prompt tokens, by where they came from.", sources, "source")
         yield page.counter("generation_tokens", "Tokens handed out to clients.", totals.generation_tokens)
         yield page.counter("request_success", "Choices that ended, by reason.", totals.finished, "finished_reason")
-        rejected = {"queue_full": totals.rejected}
-        yield page.counter("admission_rejections", "Requests that were not taken.", rejected, "reason")
+        yield page.counter("admission_rejections", "Requests that were not taken.", totals.rejected, "reason")
 
 
 class _Page:
@@ -235,10 +238,15 @@ def _engine_gauges(page: _Page, stats: EngineStats) -> Iterator[Metric]:
     yield page.gauge("num_requests_waiting", "Sequences that wait for a slot.", stats.num_waiting)
     waiting = {"capacity": stats.num_waiting}
     yield page.gauge("num_requests_waiting_by_reason", "Sequences that wait, by what for.", waiting, "reason")
+    yield page.gauge("num_tokens_waiting", "Tokens of sequences that wait for a slot.", stats.num_waiting_tokens)
+    waited = max(0.0, time.time() - stats.waits_since) if stats.waits_since else 0.0
+    yield page.gauge("queue_wait_seconds", "How long the sequence has waited whose turn it is.", waited)
     yield page.gauge("num_slots", "Slots in all.", stats.num_slots)
     yield page.gauge("num_slots_used", "Slots in use.", stats.used_slots)
     share = stats.used_pages / stats.num_pages if stats.num_pages else 0.0
     yield page.gauge("kv_cache_usage_perc", "Pages held by running sequences; 1 is all.", share)
+    busy = max(share, stats.used_slots / stats.num_slots if stats.num_slots else 0.0)
+    yield page.gauge("saturation", "Share of slots or of pages in use, whichever is more; 1 is all.", busy)
     yield page.gauge("num_pages", "Pages in all.", stats.num_pages)
     states = {"free": stats.free_pages, "cached": stats.cached_pages}
     states |= {"used": stats.used_pages, "pending": stats.pending_pages}

@@ -38,10 +38,15 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges and running totals of an engine, sent with every delta. Pages count units of the pool."""
+    """Gauges and running totals of an engine, sent with every delta. Pages count units of the pool.
+
+    waits_since: when the sequence arrived whose turn it is, in seconds since the epoch; 0 if none waits.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    waits_since: float = 0.0
     num_slots: int = 0
     used_slots: int = 0
     num_pages: int = 0

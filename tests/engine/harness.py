@@ -157,6 +157,7 @@ class Engine:
     tokens_per_step: int = 1
     budget: int = 16
     num_slots: int = 4
+    max_model_len: int = 128
     policy: str = "fcfs"
     reuse: bool = True
     source: Cache | None = None
@@ -173,7 +174,7 @@ class Engine:
         limits = ScheduleLimits(
             max_num_seqs=self.num_slots,
             max_num_batched_tokens=self.budget,
-            max_model_len=128,
+            max_model_len=self.max_model_len,
             policy=self.policy,
             enable_prefix_caching=self.reuse,
             depth=self.depth,
@@ -209,6 +210,9 @@ class Engine:
             assert 0 <= each.reserved <= state.allocator.pages_to_grow(each.holding, length), "reserved twice"
         assert sorted(s.slot for s in running) == [i for i, s in enumerate(state.slots.sequences) if s is not None]
         assert stats.used_slots == len(running) + state.slots.num_pending
+        waiting = [one for choices in state.choices.values() for one in choices if one.slot < 0]
+        held_back = [child for choices in state.choices.values() for one in choices for child in one.children]
+        assert stats.num_waiting_tokens == sum(len(one.tokens) for one in waiting if one not in held_back)
 
     def take(self, delta: TokenDelta) -> None:
         for row, (key, choice) in enumerate(zip(delta.keys.tolist(), delta.choices.tolist(), strict=True)):

@@ -13,7 +13,7 @@ from octavo.protocol.control import Control, ResetPrefixCache
 from octavo.protocol.pooling import PoolingParams
 from octavo.protocol.request import Abort
 from tests.engine.fake_worker import encoder_input
-from tests.engine.harness import GEOMETRIES, UNIT, Engine, group, request
+from tests.engine.harness import GEOMETRIES, UNIT, Engine, group, plans_of, request
 
 
 def test_choices_share_what_the_encoder_made_and_preempted_ones_encode_again():
@@ -220,6 +220,28 @@ def test_decodes_go_on_while_a_long_prompt_is_prefilled():
         waits.append(len(engine.outputs[0, 0]) - last)
         last = len(engine.outputs[0, 0])
     assert waits == [1] * 12
+
+
+def test_no_stream_waits_for_more_than_one_step_of_a_long_prompt_or_of_a_flood():
+    """The largest distance between two tokens of a stream is a step of `max_num_batched_tokens` tokens, whatever comes."""
+    engine = Engine(GEOMETRIES["full"], 4000, budget=256, num_slots=16, max_model_len=4096)
+    for key in range(8):
+        engine.core.handle(request(key, [key + 1] * 3, max_tokens=60))
+    for _ in range(4):
+        engine.step()
+    plans = plans_of(engine)
+    engine.core.handle(request(8, [20] * 4000, max_tokens=2))
+    for key in range(9, 40):
+        engine.core.handle(request(key, [key] * 100, max_tokens=2))
+    before = {key: len(engine.outputs[key, 0]) for key in range(8)}
+    steps = 0
+    while (8, 0) not in engine.finishes:
+        engine.step()
+        steps += 1
+        assert {key: len(engine.outputs[key, 0]) - before[key] for key in range(8)} == dict.fromkeys(range(8), steps)
+    assert max(int(plan.counts.sum()) for plan in plans) == 256
+    # And the prompt gets all that is left of every step, so it does not wait for those behind it.
+    assert steps <= -(-4000 // (256 - 8)) + 3
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from octavo.config.schedule import ScheduleConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.spawn import EngineProcess
 from octavo.frontend.service import TextService
@@ -31,9 +32,11 @@ async def running_client(**options: object) -> AsyncIterator[tuple[EngineClient,
 
 
 @contextlib.asynccontextmanager
-async def running_service(max_queued: int = 0, **options: object) -> AsyncIterator[tuple[TextService, EngineProcess]]:
+async def running_service(
+    limits: ScheduleConfig | None = None, **options: object
+) -> AsyncIterator[tuple[TextService, EngineProcess]]:
     async with running_client(**options) as (client, process):
-        service = TextService(client, make_intake(), max_queued=max_queued)
+        service = TextService(client, make_intake(), limits)
         try:
             yield service, process
         finally:

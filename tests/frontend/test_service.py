@@ -10,7 +10,15 @@ import time
 
 import pytest
 
-from octavo.base.errors import EngineDeadError, InvalidRequestError, QueueFullError, ShuttingDownError
+from octavo.base.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueuedTokensError,
+    QueueFullError,
+    QueueTimeoutError,
+    ShuttingDownError,
+)
+from octavo.config.schedule import ScheduleConfig
 from octavo.frontend.service import RequestStream, TextService
 from tests.engine_process.starting import running_client, running_service
 from tests.frontend.bytes_model import make_intake, params
@@ -188,7 +196,10 @@ def test_what_never_fits_ends_with_an_error_output():
 
 def test_a_full_queue_refuses_and_recovers():
     async def run() -> None:
-        async with running_service(max_queued=3, max_running=2, step_seconds=0.005) as (service, _):
+        async with running_service(ScheduleConfig(max_num_queued_reqs=3), max_running=2, step_seconds=0.005) as (
+            service,
+            _,
+        ):
             open_streams = [await service.generate("abc", params(max_tokens=1000)) for _ in range(2)]
             for stream in open_streams:
                 await anext(stream)
@@ -198,6 +209,49 @@ def test_a_full_queue_refuses_and_recovers():
                     await service.generate("abc", params())
             for stream in open_streams:
                 await stream.aclose()
+            assert await text_of(await service.generate("abc", params(max_tokens=3))) == "abc"
+
+    asyncio.run(run())
+
+
+def test_the_queue_is_bounded_by_tokens_too():
+    async def run() -> None:
+        limits = ScheduleConfig(max_num_queued_tokens=100)
+        async with running_service(limits, max_running=1, step_seconds=0.005) as (service, _):
+            # One that is longer than the queue may come when nobody waits, and what runs does not wait.
+            open_streams = [await service.generate("a" * 150, params(max_tokens=800))]
+            await anext(open_streams[0])
+            open_streams += [await service.generate("b" * 60, params()), await service.generate("c" * 40, params())]
+            for _ in range(3):
+                with pytest.raises(QueuedTokensError, match="100 tokens are waiting already, of 100"):
+                    await service.generate("d", params())
+            await open_streams[1].aclose()
+            with pytest.raises(QueueFullError, match="40 tokens are waiting"):
+                await service.generate("e" * 61, params())
+            open_streams.append(await service.generate("f" * 60, params()))
+            for stream in open_streams:
+                await stream.aclose()
+            assert await text_of(await service.generate("abc", params(max_tokens=3))) == "abc"
+
+    asyncio.run(run())
+
+
+def test_who_waits_too_long_is_told_so_and_leaves_the_queue():
+    async def run() -> None:
+        limits = ScheduleConfig(queue_timeout=0.2)
+        async with running_service(limits, max_running=1, step_seconds=0.005) as (service, _):
+            running = await service.generate("abc", params(max_tokens=100))
+            await anext(running)
+            began = time.monotonic()
+            waiting = await service.generate("xyz", params())
+            with pytest.raises(QueueTimeoutError, match=r"waited for 0\.2 seconds"):
+                await text_of(waiting)
+            assert 0.15 < time.monotonic() - began < 0.45
+            await until(lambda: service.stats().num_waiting == 0)
+            # Whoever runs is not touched by it, however long it takes.
+            assert len(await text_of(running)) + 1 >= 99
+            assert time.monotonic() - began > 0.3
+            assert service.num_open == 0
             assert await text_of(await service.generate("abc", params(max_tokens=3))) == "abc"
 
     asyncio.run(run())

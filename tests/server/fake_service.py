@@ -6,7 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.base.errors import EngineDeadError, InvalidRequestError, QueueFullError, ShuttingDownError
+from octavo.base.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    QueueTimeoutError,
+    ShuttingDownError,
+)
 from octavo.frontend.service import RequestStream, TextService
 from octavo.frontend.text.chat import checked_messages
 from octavo.protocol.output import CompletionOutput, EngineStats, Logprob, RequestMetrics, RequestOutput
@@ -82,6 +88,8 @@ class FakeStream(RequestStream):
         await asyncio.sleep(self._service.delay)
         if self._service.dead:
             raise EngineDeadError("the engine died")
+        if self._service.expires:
+            raise QueueTimeoutError("the request waited for 3 seconds")
         position, self._position = self._position, self._position + 1
         failing = self._service.fail_at == position
         aborted = self._service.aborting
@@ -141,6 +149,7 @@ class FakeService(TextService):
         self.fail_at: int | None = None
         self.num_cached = 0
         self.queue_full = False
+        self.expires = False
         self.num_resets = 0
         self.open: set[FakeStream] = set()
         self.aborted: list[str] = []

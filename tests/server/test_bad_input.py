@@ -10,7 +10,7 @@ import pytest
 
 from octavo.config.serve import ServeConfig
 from tests.server.fake_service import FakeService, answer_text
-from tests.server.harness import CHAT, TEXT, client, run
+from tests.server.harness import CHAT, TEXT, client, events_of, run
 
 CHAT_ROUTE, TEXT_ROUTE = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "Hi"}
@@ -363,6 +363,28 @@ def test_queue_full_says_when_to_retry(service: FakeService, config: ServeConfig
     answer = run(ask())
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["error"]["type"] == "overloaded_error"
+
+
+def test_who_waited_too_long_may_come_again(service: FakeService, config: ServeConfig) -> None:
+    service.expires = True
+
+    async def ask() -> list[Any]:
+        async with client(service, config) as http:
+            asked = [{**TEXT, "prompt": prompts} for prompts in ("Hi", ["a", "b"])]
+            whole = [await http.post(TEXT_ROUTE, json=body) for body in asked]
+            streams = [await http.post(TEXT_ROUTE, json={**body, "stream": True}) for body in asked]
+            return [*whole, *streams, await http.get("/metrics")]
+
+    *whole, one, two, page = run(ask())
+    error = {"message": "the request waited for 3 seconds", "type": "queue_timeout_error", "param": None, "code": None}
+    for answer in whole:
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"] == error
+    for stream in (one, two):  # Its head is out already.
+        events = events_of(stream.text)
+        assert (json.loads(events[-2])["error"], events[-1]) == (error, "[DONE]")
+    assert 'octavo:admission_rejections_total{model_name="tiny",reason="queue_timeout"} 4.0' in page.text
+    assert not service.open
 
 
 def test_too_large_body_without_a_declared_length(service: FakeService, config: ServeConfig) -> None:

@@ -64,6 +64,7 @@ def test_engine_figures_are_read_when_asked_for(service: FakeService, config: Se
     assert samples(before.text)["octavo:num_pages" + LABEL] == 0
     service.figures = EngineStats(
         num_running=3, num_waiting=2, num_slots=8, used_slots=4, num_pages=40, free_pages=10, cached_pages=15,
+        num_waiting_tokens=700, waits_since=time.time() - 50,
         used_pages=12, pending_pages=3, prefix_queries=100, prefix_hits=60, num_preemptions=5, num_steps=77, failed_rows=1,
     )  # fmt: skip
     (page,) = run(_get(service, config, "/metrics"))
@@ -72,6 +73,8 @@ def test_engine_figures_are_read_when_asked_for(service: FakeService, config: Se
     expected = {
         "num_requests_running": 3,
         "num_requests_waiting": 2,
+        "num_tokens_waiting": 700,
+        "saturation": 0.5,
         "num_slots": 8,
         "num_slots_used": 4,
         "kv_cache_usage_perc": 0.3,
@@ -82,6 +85,8 @@ def test_engine_figures_are_read_when_asked_for(service: FakeService, config: Se
         "engine_steps_total": 77,
     }
     assert {name: shown[f"octavo:{name}{LABEL}"] for name in expected} == expected
+    assert 50 <= shown["octavo:queue_wait_seconds" + LABEL] < 55
+    assert samples(before.text)["octavo:queue_wait_seconds" + LABEL] == 0
     states = {"free": 10, "cached": 15, "used": 12, "pending": 3}
     pages = {state: shown[f'octavo:pool_pages{{model_name="tiny",state="{state}"}}'] for state in states}
     assert pages == states
@@ -123,7 +128,7 @@ def test_names_and_types_of_all_families(service: FakeService, config: ServeConf
     (page,) = run(_get(service, config, "/metrics"))
     kinds = {family.name: family.type for family in text_string_to_metric_families(page.text)}
     gauges = "num_requests_running num_requests_waiting num_requests_waiting_by_reason num_slots num_slots_used"
-    gauges += " kv_cache_usage_perc num_pages pool_pages"
+    gauges += " kv_cache_usage_perc num_pages pool_pages num_tokens_waiting queue_wait_seconds saturation"
     counters = "prefix_cache_queries prefix_cache_hits num_preemptions corrupted_requests engine_steps prompt_tokens"
     counters += " prompt_tokens_cached prompt_tokens_by_source generation_tokens request_success admission_rejections"
     histograms = "time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds"
@@ -299,6 +304,7 @@ def test_fronts_count_together(tmp_path: Path) -> None:
         metrics.count_generated(index)
         metrics.count_prompt(10, 4)
         metrics.count_finish("length")
+        metrics.count_rejected("queue_tokens")
         metrics.observe("request_prompt_tokens", 10)
         metrics.publish()
     fronts[3].count_generated(100)
@@ -308,6 +314,8 @@ def test_fronts_count_together(tmp_path: Path) -> None:
     assert page[f"octavo:prompt_tokens_cached_total{labels}"] == 48
     assert page['octavo:request_success_total{finished_reason="length",model_name="tiny"}'] == 12
     assert page[f"octavo:request_prompt_tokens_sum{labels}"] == 120
+    assert page['octavo:admission_rejections_total{model_name="tiny",reason="queue_tokens"}'] == 12
+    assert page['octavo:admission_rejections_total{model_name="tiny",reason="queue_timeout"}'] == 0
     assert page['octavo:request_prompt_tokens_bucket{le="10.0",model_name="tiny"}'] == 12
     assert page['vllm:generation_tokens_total{engine="0",model_name="tiny"}'] == sum(range(12)) + 100
     # The others know it at once, and what was counted stays when the engine's folder is gone.

@@ -8,13 +8,16 @@ from octavo.engine.schedule.sequence import Sequence
 
 
 class WaitingQueue:
-    """A heap by `Sequence.order`; ended sequences are dropped when they come up."""
+    """A heap by `Sequence.order`; ended sequences are dropped when they come up. num_tokens: of those that have not ended."""
 
     def __init__(self) -> None:
+        self.num_tokens = 0
         self._heap: list[tuple[tuple[int, int, int], Sequence]] = []
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence."""
+        sequence.queued = not sequence.ended
+        self.num_tokens += len(sequence.tokens) if sequence.queued else 0
         heapq.heappush(self._heap, (sequence.order, sequence))
 
     def first(self) -> Sequence | None:
@@ -25,4 +28,11 @@ class WaitingQueue:
 
     def pop(self) -> Sequence:
         """Take the sequence whose turn it is."""
-        return heapq.heappop(self._heap)[1]
+        sequence = heapq.heappop(self._heap)[1]
+        self.left(sequence)
+        return sequence
+
+    def left(self, sequence: Sequence) -> None:
+        """Count a sequence no more: it was taken, or has ended."""
+        self.num_tokens -= len(sequence.tokens) if sequence.queued else 0
+        sequence.queued = False

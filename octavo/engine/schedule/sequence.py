@@ -17,6 +17,7 @@ class Sequence:
     holding: what it holds, nothing but hashes while it waits. tokens: its history while it waits (a running sequence's lies
     in the slot table). children: choices that fork from it once its prompt is computed; parent: where a waiting choice
     forks from. num_cached: prompt tokens found in the cache.
+    queued: whether it is in the queue, and not waiting for its parent.
     reserved: pages that the rest of its prefill will take. matcher: how far it has come in its grammar, if it has one.
     """
 
@@ -31,6 +32,7 @@ class Sequence:
     children: list[Sequence] = field(default_factory=list["Sequence"])
     num_cached: int = 0
     reserved: int = 0
+    queued: bool = False
     started: bool = False
     ended: bool = False
 

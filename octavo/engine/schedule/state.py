@@ -48,10 +48,12 @@ class ScheduleState:
     def stats(self) -> EngineStats:
         """Return gauges and totals."""
         pool, num_running, tally = self.allocator.pool, len(self.running), self.tally
-        size = self.limits.max_num_seqs
+        size, next_one = self.limits.max_num_seqs, self.waiting.first()
         return EngineStats(
             num_running=num_running,
             num_waiting=self._num_choices - num_running,
+            num_waiting_tokens=self.waiting.num_tokens,
+            waits_since=0.0 if next_one is None else next_one.request.arrival,
             num_slots=size,
             used_slots=size - self.slots.num_free,
             num_pages=pool.num_pages,
@@ -124,6 +126,7 @@ class ScheduleState:
         if slot >= 0:
             self._give_back(sequence)
         sequence.ended = True  # Whoever has it in a queue drops it there.
+        self.waiting.left(sequence)
         self._free_children(sequence)
         choices = self.choices[key]
         choices.remove(sequence)

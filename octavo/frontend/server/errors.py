@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from octavo.base.errors import InvalidRequestError, NotFoundError, OctavoError, QueueFullError, UnsupportedError
+from octavo.base.errors import InvalidRequestError, NotFoundError, OctavoError, UnsupportedError
 from octavo.base.logging import get_logger
 
 _logger = get_logger(__name__)
@@ -78,9 +78,7 @@ _SHAPES: Mapping[str, Callable[[OctavoError], dict[str, Any]]] = {
 def error_response(error: OctavoError, path: str = "") -> Response:
     """Return the error as an HTTP answer; errors that pass carry Retry-After. path: of the request, says in which shape."""
     headers: dict[str, str] = {}
-    if isinstance(error, QueueFullError):
-        headers["Retry-After"] = str(error.retry_after)
-    elif error.status == 503:
+    if error.status in (429, 503):
         headers["Retry-After"] = "1"
     elif error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"

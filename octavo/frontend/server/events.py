@@ -12,7 +12,14 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.base.errors import GenerationError, InvalidRequestError, OctavoError, QueueFullError, ShuttingDownError
+from octavo.base.errors import (
+    GenerationError,
+    InvalidRequestError,
+    OctavoError,
+    QueueFullError,
+    QueueTimeoutError,
+    ShuttingDownError,
+)
 from octavo.base.logging import get_logger
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.service import RequestStream
@@ -74,14 +81,18 @@ class Generation:
     async def events(self) -> AsyncIterator[list[CompletionOutput]]:
         """Yield what is new: choices with their new text, tokens and logprobs; index counts prompts * n + choice.
 
-        Raises GenerationError, ShuttingDownError or EngineDeadError when a choice cannot be finished.
+        Raises GenerationError, QueueTimeoutError, ShuttingDownError or EngineDeadError when a choice cannot be finished.
         """
-        if len(self._streams) == 1:  # Most are, and another generator would cost every token of theirs.
-            async for output in self._streams[0]:
-                yield self._taken(0, output)
-            return
-        async for prompt_index, output in merge(self._streams):
-            yield self._taken(prompt_index, output)
+        try:
+            if len(self._streams) == 1:  # Most are, and another generator would cost every token of theirs.
+                async for output in self._streams[0]:
+                    yield self._taken(0, output)
+                return
+            async for prompt_index, output in merge(self._streams):
+                yield self._taken(prompt_index, output)
+        except QueueTimeoutError as error:
+            self._context.metrics.count_rejected(error.reason)
+            raise
 
     def _taken(self, prompt_index: int, output: RequestOutput) -> list[CompletionOutput]:
         self._tallies[prompt_index].add(output)
@@ -159,7 +170,7 @@ async def start(
             streams.append(stream)
     except (OctavoError, asyncio.CancelledError) as error:
         if isinstance(error, QueueFullError):
-            context.metrics.count_rejected()
+            context.metrics.count_rejected(error.reason)
         for stream in streams:
             await stream.aclose()
         raise

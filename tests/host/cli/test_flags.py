@@ -119,6 +119,8 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str], arguments: list
         (["--port", "70000"], "port", "between 0 and 65535"),
         (["--max-num-seqs", "0"], "max_num_seqs", "between 1 and 65536"),
         (["--max-model-len", "-5"], "max_model_len", "at least 1"),
+        (["--max-num-queued-tokens", "-1"], "max_num_queued_tokens", "at least 0"),
+        (["--queue-timeout", "-0.5"], "queue_timeout", "at least 0"),
     ],
 )
 def test_out_of_range(arguments: list[str], field: str, span: str) -> None:
