@@ -5,8 +5,9 @@
 
 MODEL is a .gguf file for llama.cpp, a folder of safetensors for the others (--dummy: only its config is read). DIR holds
 `workloads.py` and a `bench_NAME.py` for every peer but transformers. A peer takes part if its interpreter is named, so that none
-is a dependency of ours. Within a process each load runs --inner times and the last counts. Every pair of runs is appended to the
-history at once: rounds of one --label are one measurement, however many commands they came from (--rounds 0 only prints it).
+is a dependency of ours. A process does one load, or all that + joins (single+small: for who starts slowly), each --inner times,
+of which the last counts. What every engine took in a round is appended to the history at once: rounds of one --label are one
+measurement, however many commands they came from (--rounds 0 only prints it).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def arguments_of(engine: str, load: str, given: argparse.Namespace) -> argparse.
     return argparse.Namespace(
         model=given.model,
         peers=str(HERE / "offline") if engine == "transformers" else given.peers,
-        loads=load,
+        loads=load.replace("+", ","),
         reps=given.inner,
         scale=given.scale,
         tp=1,

@@ -17,11 +17,12 @@ log, name, seconds = pathlib.Path({log!r}), {name!r}, {seconds!r}
 before = log.read_text().splitlines() if log.exists() else []
 mine = seconds[sum(json.loads(line)[0] == name for line in before)]
 log.write_text("\\n".join([*before, json.dumps([name, sys.argv[1:]])]))
-load, reps = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--loads", "--reps"))
+loads, reps = (sys.argv[sys.argv.index(flag) + 1] for flag in ("--loads", "--reps"))
 print("noise")
 print("RESULT", json.dumps(dict(what="startup", init_s=0.1)))
-for rep in range(int(reps)):
-    print("RESULT", json.dumps(dict(what=load, rep=rep, s=mine if rep == int(reps) - 1 else 99.0)))
+for load in loads.split(","):
+    for rep in range(int(reps)):
+        print("RESULT", json.dumps(dict(what=load, rep=rep, s=mine if rep == int(reps) - 1 else 99.0)))
 print("RESULT", json.dumps(dict(what="memory", rank=0)))
 """
 
@@ -99,10 +100,13 @@ def test_rounds_of_one_label_and_model_are_one_measurement(tmp_path, monkeypatch
 def test_each_peer_gets_its_own_flags(tmp_path, monkeypatch, capsys):
     vllm, own = fake(tmp_path, "vllm", [1.0]), fake(tmp_path, "transformers", [1.0])
     monkeypatch.setattr(sys, "executable", fake(tmp_path, "octavo", [1.0]))
-    flags = ["--vllm-python", vllm, "--transformers-python", own, "--dummy", "--loads", "mix", "--rounds", "1"]
+    flags = ["--vllm-python", vllm, "--transformers-python", own, "--dummy", "--loads", "mix+burst", "--rounds", "1"]
     started = run(tmp_path, monkeypatch, *flags, "--inner", "1", "--octavo-options", '{"dtype": "bfloat16"}')
-    capsys.readouterr()
+    printed = capsys.readouterr().out
+    assert "| mix | 1.000 (1.000–1.000) |" in printed
+    assert "| burst | 1.000 (1.000–1.000) |" in printed
     by_name = {name: given for name, *given in started}
+    assert all(given[given.index("--loads") + 1] == "mix,burst" for given in by_name.values())
     assert by_name["vllm"][-4:] == ["--load-format", "dummy", "--max-model-len", "4352"]
     assert by_name["transformers"][0].endswith("benchmarks/offline/bench_transformers.py")
     assert by_name["transformers"][-1] == "--dummy"
