@@ -94,7 +94,10 @@ def report(found: Iterable[Round]) -> list[str]:
     lines = table({"octavo": figures["octavo"], **figures}, warm=False)
     for name, pairs in ratios.items():
         spread = f"{min(pairs):.2f}–{max(pairs):.2f}"
-        lines.append(f"{name} / octavo, {len(pairs)} pairs: {statistics.median(pairs):.2f} ({spread})")
+        load, peer = name.split(": ")
+        lowest = min(figures[peer][load]) / min(figures["octavo"][load])
+        median = f"{statistics.median(pairs):.2f} ({spread})"
+        lines.append(f"{name} / octavo, {len(pairs)} pairs: {median}; of the lowest of each: {lowest:.2f}")
     return lines
 
 

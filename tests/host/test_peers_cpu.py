@@ -69,7 +69,7 @@ def test_engines_take_turns_and_the_last_of_each_process_counts(tmp_path, monkey
     printed = capsys.readouterr().out.splitlines()
     # Medians 2 and 5; the pairs' own ratios are 3, 5 and 1.
     assert "| single | 2.000 (1.000–4.000) | 5.000 (4.000–6.000) | 2.50 |" in printed
-    assert "single: llamacpp / octavo, 3 pairs: 3.00 (1.00–5.00)" in printed
+    assert "single: llamacpp / octavo, 3 pairs: 3.00 (1.00–5.00); of the lowest of each: 4.00" in printed
 
 
 def test_rounds_of_one_label_and_model_are_one_measurement(tmp_path, monkeypatch, capsys):
