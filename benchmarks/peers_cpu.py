@@ -58,18 +58,34 @@ def arguments_of(engine: str, load: str, given: argparse.Namespace) -> argparse.
     )
 
 
-def rounds(engines: list[str], given: argparse.Namespace) -> Iterator[tuple[str, Round]]:
-    """Run every load --rounds times, the engines taking turns; yields (load, what each engine took)."""
+def seconds_of_others() -> float:
+    """Return the processors' seconds that went, since the machine started, to others than this process and its children."""
+    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text(encoding="utf-8").split()[1:9])
+    own = os.times()
+    busy = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+    return busy - own.user - own.system - own.children_user - own.children_system
+
+
+def rounds(engines: list[str], given: argparse.Namespace) -> Iterator[tuple[str, float, Round]]:
+    """Run every load --rounds times, the engines taking turns.
+
+    Yields (load, the processors that others kept busy beside the engine that had the most of it, what each engine took).
+    """
     for _ in range(given.rounds):
         for load in given.loads.split(","):
-            yield load, {engine: measure(engine, arguments_of(engine, load, given)) for engine in engines}
+            figures, busiest = Round(), 0.0
+            for engine in engines:
+                began, others = time.perf_counter(), seconds_of_others()
+                figures[engine] = measure(engine, arguments_of(engine, load, given))
+                busiest = max(busiest, (seconds_of_others() - others) / (time.perf_counter() - began))
+            yield load, round(busiest, 3), figures
 
 
-def lines_of(history: Path, label: str, model: str) -> Iterator[Round]:
-    """Yield the rounds of one measurement of one model that the history holds."""
+def lines_of(history: Path, label: str, model: str, most: float) -> Iterator[Round]:
+    """Yield the rounds of one measurement of one model. most: processors that others may have kept busy beside them."""
     for text in history.read_text(encoding="utf-8").splitlines():
         line: dict[str, Any] = json.loads(text)
-        if (line["label"], line["model"]) == (label, model):
+        if (line["label"], line["model"]) == (label, model) and line["others"] <= most:
             yield line["figures"]
 
 
@@ -116,6 +132,9 @@ def main() -> None:
     parser.add_argument("--octavo-options", default="{}", help="more arguments of its LLM, as JSON")
     for peer in PEERS:
         parser.add_argument(f"--{peer}-python", help="its interpreter; left out, it takes no part")
+    parser.add_argument(
+        "--most-others", type=float, default=8.0, help="leave out rounds beside which others kept more cores busy"
+    )
     parser.add_argument("--label", help="name of the measurement (default: the commit)")
     parser.add_argument("--history", type=Path, default=HERE / "results" / "history-cpu.jsonl")
     given = parser.parse_args()
@@ -123,11 +142,18 @@ def main() -> None:
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     model, label = Path(given.model).name, given.label or commit
     engines = ["octavo", *(peer for peer in PEERS if getattr(given, f"{peer}_python"))]
-    for load, figures in rounds(engines, given):
-        line = {"at": int(time.time()), "commit": commit, "label": label, "model": model, "load": load}
+    for load, others, figures in rounds(engines, given):
+        line = {
+            "at": int(time.time()),
+            "commit": commit,
+            "label": label,
+            "model": model,
+            "load": load,
+            "others": others,
+        }
         with given.history.open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "figures": figures}) + "\n")
-    print("\n".join(report(lines_of(given.history, label, model))), flush=True)
+    print("\n".join(report(lines_of(given.history, label, model, given.most_others))), flush=True)
 
 
 if __name__ == "__main__":

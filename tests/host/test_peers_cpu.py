@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,15 +79,16 @@ def test_rounds_of_one_label_and_model_are_one_measurement(tmp_path, monkeypatch
     kept = [
         {
             **line,
+            "others": others,
             "label": label,
             "model": model,
             "figures": {"octavo": {"small": [9.0, ours]}, "vllm": {"small": [9.0, theirs]}},
         }
-        for label, model, ours, theirs in [
-            ("a", "m.gguf", 1.0, 2.0),
-            ("b", "m.gguf", 50.0, 1.0),
-            ("a", "other", 70.0, 1.0),
-            ("a", "m.gguf", 3.0, 4.0),
+        for label, model, ours, theirs, others in [
+            ("a", "m.gguf", 1.0, 2.0, 0.1),
+            ("b", "m.gguf", 50.0, 1.0, 0.0),
+            ("a", "other", 70.0, 1.0, 0.0),
+            ("a", "m.gguf", 3.0, 4.0, 0.5),
         ]
     ]
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(each) + "\n" for each in kept))
@@ -93,6 +96,8 @@ def test_rounds_of_one_label_and_model_are_one_measurement(tmp_path, monkeypatch
     printed = capsys.readouterr().out
     assert "| small | 2.000 (1.000–3.000) | 3.000 (2.000–4.000) | 1.50 |" in printed
     assert "2 pairs: 1.67 (1.33–2.00)" in printed
+    run(tmp_path, monkeypatch, "--label", "a", "--rounds", "0", "--most-others", "0.4")
+    assert "1 pairs: 2.00 (2.00–2.00)" in capsys.readouterr().out
     run(tmp_path, monkeypatch, "--label", "unknown", "--rounds", "0")
     assert "nothing measured" in capsys.readouterr().out
 
@@ -121,3 +126,25 @@ def test_an_engine_that_fails_stops_the_measurement(tmp_path, monkeypatch, capsy
         run(tmp_path, monkeypatch, "--loads", "mix", "--rounds", "1")
     capsys.readouterr()
     assert not (tmp_path / "history.jsonl").exists()
+
+
+def test_what_others_take_of_the_machine_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "executable", fake(tmp_path, "octavo", [1.0]))
+    busy = iter([10.0, 13.0])
+    clock = iter([0.0, 0.0, 1.5, 2.0])
+    monkeypatch.setattr(peers_cpu, "seconds_of_others", lambda: next(busy))
+    monkeypatch.setattr(peers_cpu.time, "perf_counter", lambda: next(clock))
+    run(tmp_path, monkeypatch, "--loads", "mix", "--rounds", "1")
+    capsys.readouterr()
+    line = json.loads((tmp_path / "history.jsonl").read_text())
+    assert (line["load"], line["others"]) == ("mix", 1.5)
+
+
+def test_the_processor_time_of_our_own_processes_is_nobody_elses():
+    before = peers_cpu.seconds_of_others()
+    spin = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    began = time.perf_counter()
+    peers_cpu.subprocess.run([sys.executable, "-c", spin], check=True)
+    taken = time.perf_counter() - began
+    # Others cannot have had more than the cores left, and what we took is not among it.
+    assert -0.1 <= peers_cpu.seconds_of_others() - before <= taken * (os.cpu_count() or 1) - 0.4
