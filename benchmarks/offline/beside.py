@@ -29,7 +29,7 @@ Figures = dict[str, list[float]]
 
 def command_of(engine: str, given: argparse.Namespace) -> list[str]:
     """Return the command that times an engine."""
-    program = [given.peer_python, f"{given.peers}/bench_{engine}.py"]
+    program = [*shlex.split(given.peer_python or ""), f"{given.peers}/bench_{engine}.py"]
     if engine == "octavo":
         program = [sys.executable, "-m", "benchmarks.offline.loads"]
     found = [
@@ -52,7 +52,7 @@ def measure(engine: str, given: argparse.Namespace) -> Figures:
     """Run one engine; returns what it printed, and `start`. Raises CalledProcessError if it ends badly."""
     command, found = command_of(engine, given), defaultdict(list)
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=sys.stderr, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(f"{engine}: {line}", end="", flush=True)
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1, help="GPUs that share every matrix, in every engine")
     parser.add_argument("--count-first", action="store_true", help="let the first repetition count, if there are more")
     parser.add_argument(
-        "--peer-python", default=sys.executable, help="their interpreter, or a script that prepares its path"
+        "--peer-python", default=sys.executable, help="their interpreter, or a command that leads to one"
     )
     parser.add_argument("--octavo-flags", default="", help="more arguments of its benchmark")
     parser.add_argument("--vllm-flags", default="")
