@@ -84,9 +84,8 @@ def large_pages(num_bytes: int) -> mmap.mmap:
     """Return private memory, zeros, in large pages where the system has them: what is read from end to end, as weights are by
     every step of one row, comes from them at twice the rate."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(AttributeError, OSError):  # a system, or a kernel, without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 

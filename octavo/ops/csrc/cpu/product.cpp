@@ -25,7 +25,7 @@ constexpr int64_t GRAIN = 16, NEAR = 24;
 template <int R, class T>
 inline void fetch_next(const T* weight, int64_t ins) {
 #pragma GCC unroll 16
-    for (int r = R; r < 2 * R; r++) __builtin_prefetch(weight + r * ins, 0, 2);
+    for (int r = R; Floats::WIDTH > 1 && r < 2 * R; r++) __builtin_prefetch(weight + r * ins, 0, 2);
 }
 
 // The sums of R outputs and M rows of x, in float32.
