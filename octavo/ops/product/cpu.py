@@ -10,7 +10,7 @@ from octavo.ops.native import DTYPES, NativeOp
 
 _PRODUCT = NativeOp("product", "pppp qqqq qq")
 # Beyond these rows the tensor library's blocked products are faster.
-_FEW = {torch.float32: 8, torch.bfloat16: 4, torch.float16: 4}
+_FEW = {torch.float32: 8, torch.bfloat16: 64, torch.float16: 4}
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from octavo.base.errors import CheckpointError, ConfigError
 from octavo.checkpoint.config_keys import settle_extras
 from octavo.checkpoint.record import Checkpoint
 from octavo.device.base import Device
+from octavo.device.cpu import large_pages
 from octavo.models.registry import load_model
 from octavo.nn.assembly import Assigned, Binding, Bound, Elsewhere, Filled, Finalized, Keeper, Placed, Stored
 from octavo.nn.attention.layer import Attention
@@ -122,11 +124,18 @@ def bind_layers(model: nn.Module, binding: Binding) -> None:
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Pass 5, first half: give every parameter memory on the device."""
-    for path, meta in list(model.named_parameters()):
+    """Pass 5, first half: give every parameter memory on the device; on a host they lie one behind another."""
+    parameters = list(model.named_parameters())
+    sizes = [-(-meta.nbytes // 64) * 64 for _, meta in parameters]
+    region = large_pages(sum(sizes)) if device.type == "cpu" and any(sizes) else None
+    for (path, meta), end, size in zip(parameters, accumulate(sizes), sizes, strict=True):
         parent, _, name = path.rpartition(".")
-        # Not empty_like: of a meta tensor it imports seconds of symbolic algebra.
-        memory = torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        if region is None or size == 0:
+            # Not empty_like: of a meta tensor it imports seconds of symbolic algebra.
+            memory = torch.empty(meta.shape, dtype=meta.dtype, device=device)
+        else:
+            flat = torch.frombuffer(region, dtype=meta.dtype, count=meta.numel(), offset=end - size)
+            memory = flat.view(meta.shape)
         parameter = nn.Parameter(memory, requires_grad=False)
         model.get_submodule(parent).register_parameter(name, parameter)
 

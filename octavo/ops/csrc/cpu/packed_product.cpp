@@ -153,15 +153,19 @@ inline __attribute__((always_inline)) void add_inputs(const Weight& weight, cons
     for (int m = 0; m < M; m++) sums[m] = sums[m] + some[m];
 }
 
+// Bytes ahead that weights are asked for. With few rows it would only be in the way: they are read as fast as memory gives them.
+constexpr int AHEAD = 4096;
+
 // Calls body(unit's number, codes, scales, minima) for all units of a panel.
-template <class K, class Body>
+template <class K, bool FETCH, class Body>
 inline __attribute__((always_inline)) void each_unit(const uint8_t* panel, int rows, int64_t num_ins, const Body& body) {
     constexpr Form F = K::form;
-    constexpr int GROUPS = F.groups_of_unit();
+    constexpr int GROUPS = F.groups_of_unit(), STEP = F.bytes * LANES / F.units();
     for (int64_t b = 0; b < num_ins / F.block; b++, panel += F.bytes * rows) {
         const Block<K> block(panel, rows);
         const uint8_t* unit = panel + Block<K>::HEADER * rows;
         for (int u = 0; u < F.units(); u++, unit += Block<K>::UNIT * rows) {
+            for (int at = 0; FETCH && at < STEP; at += 64) __builtin_prefetch(panel + STEP * u + at + AHEAD, 0, 2);
             Words codes[8];
             load_codes<K>(unit, rows, codes);
             Lanes scales[GROUPS], minima[GROUPS];
@@ -187,14 +191,14 @@ inline __attribute__((always_inline)) Lanes number(int half, int i, const Words*
 template <class K, int M>
 void by_integers(const uint8_t* panel, int count, int64_t num_ins, const int32_t* records, Lanes* sums) {
     constexpr Form F = K::form;
-    each_unit<K>(panel, count, num_ins, [&](int64_t u, const Words* codes, const Lanes* scales, const Lanes* minima) {
+    each_unit<K, M == WIDEST>(panel, count, num_ins, [&](int64_t u, const Words* codes, const Lanes* scales, const Lanes* minima) {
         add_unit<F.groups_of_unit(), F.minimum, M>(codes, scales, minima, records + RECORD<K> * M * u, sums);
     });
 }
 
 template <class K, int M>
 void exactly(const uint8_t* panel, int count, int64_t num_ins, const float* in, Lanes* sums) {
-    each_unit<K>(panel, count, num_ins, [&](int64_t u, const Words* codes, const Lanes* scales, const Lanes* minima) {
+    each_unit<K, M == WIDEST>(panel, count, num_ins, [&](int64_t u, const Words* codes, const Lanes* scales, const Lanes* minima) {
         for (int half = 0; half < 2; half++) {
             add_inputs<M>([&](int i) { return number<K>(half, i, codes, scales, minima); }, in + (32 * u + 16 * half) * M, sums);
         }
