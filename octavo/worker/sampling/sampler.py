@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.ops.draw import Draw
-from octavo.ops.draw import Likeliest
+from octavo.ops.draw import Draw, Likeliest
 from octavo.ops.draw.reference import likeliest
 from octavo.worker.sampling.adjust import adjust
 from octavo.worker.sampling.rows import SamplingBatch, SamplingRows
