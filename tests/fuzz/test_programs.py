@@ -215,9 +215,9 @@ def test_templates_of_pieces(process: TemplateProcess) -> None:
     pieces = st.lists(_PIECES, max_size=12).map(" ".join)
 
     def tried(check: Any) -> Any:
-        for source in ("{% for a in range(10**9) %}{% endfor %}", "{{ 'a' * 10**9 }}", "{{ [[1] * 9999] * 9999 }}"):
+        for source in ("{% for a in range(10**9) %}{% endfor %}", "{{ 'a' * 10**9 }}"):
             check = example(source)(check)
-        return fuzz(60)(
+        return fuzz(25)(
             given(st.one_of(pieces, pieces.map(lambda text: "{{ " + text + " }}"), st.just("{{ 1 }}")))(check)
         )
 
