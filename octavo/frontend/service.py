@@ -60,7 +60,6 @@ class RequestStream:
         self._key = request.key
         self._client = client
         self._collector = collector
-        self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
         self._ended = ended
         self._aborted = False
@@ -80,7 +79,7 @@ class RequestStream:
         """Return what is new: with kind "delta", choices that changed with only their new text, ids and logprobs."""
         while not self._closed:
             if not (self._inbox.news or self._aborted or self._inbox.error is not None):
-                self._waiting = self._loop.create_future()
+                self._waiting = asyncio.get_running_loop().create_future()
                 await self._waiting
             output = self._collector.take(self._inbox.take())
             if self._collector.finishes:

@@ -40,7 +40,7 @@ async def client(service: FakeService, config: ServeConfig) -> AsyncGenerator[ht
 async def loopback(service: FakeService, config: ServeConfig) -> AsyncGenerator[str]:
     """Yield the URL of a real server on a free loopback port, for tests in which connections matter."""
     app = create_app(service, config, model="fake/model")
-    http: Any = functools.partial(LimitedHttpProtocol, seconds=60)
+    http: Any = functools.partial(LimitedHttpProtocol, 60, 60, [])
     server = uvicorn.Server(uvicorn.Config(app, http=http, port=0, lifespan="off", log_config=None))
     task = asyncio.create_task(server.serve())
     while not server.started:

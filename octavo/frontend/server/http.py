@@ -18,13 +18,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. A request whose headers are longer than `h11_max_incomplete_event_size` gets 400.
 
     seconds: in which a request must have come whole; one that has not gets 408. write_seconds: in which a client must take
-    what waits for it; one that does not is cut off.
+    what waits for it; one that does not is cut off. pieces: of answers of all connections, which go out together in the
+    loop's next turn, because going to and from the system for each makes both of them slower.
     """
 
-    def __init__(self, seconds: float, write_seconds: float, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        write_seconds: float,
+        pieces: list[tuple[asyncio.Transport, bytes]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._limit = self.config.h11_max_incomplete_event_size or _LIMIT
-        self._seconds, self._write_seconds = seconds, write_seconds
+        self._seconds, self._write_seconds, self._pieces = seconds, write_seconds, pieces
         self._num_head_bytes, self._in_head = 0, True
         self._answering: RequestResponseCycle | None = None
 
@@ -70,8 +78,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _write(self, cycle: RequestResponseCycle, data: bytes) -> bool:
         if self.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if not self._pieces:
+            self.loop.call_soon(self._flush)
+        self._pieces.append((self.transport, b"%x\r\n%b\r\n" % (len(data), data)))
         return True
+
+    def _flush(self) -> None:
+        for transport, piece in self._pieces:
+            transport.write(piece)
+        self._pieces.clear()
 
     def pause_writing(self) -> None:
         """Begin to wait for the client to read."""

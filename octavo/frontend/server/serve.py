@@ -140,7 +140,7 @@ def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         # What makes the class that is asked for.
-        http=functools.partial(LimitedHttpProtocol, config.read_timeout, config.write_timeout),  # pyright: ignore[reportArgumentType]
+        http=functools.partial(LimitedHttpProtocol, config.read_timeout, config.write_timeout, []),  # pyright: ignore[reportArgumentType]
         lifespan="off",
         log_config=None,
         access_log=False,

@@ -18,8 +18,8 @@ from octavo.frontend.server.events import Generation
 from octavo.protocol.output import CompletionOutput
 
 DONE = b"data: [DONE]\n\n"
-# In a request's scope: writes a piece of an answer whose head is out, past the layers of middleware, of which each costs every
-# token two microseconds; False where that would have to wait.
+# In a request's scope: writes a piece of an answer whose head is out, in the loop's next turn, past the layers of middleware, of
+# which each costs every token two microseconds; False where that would have to wait.
 RAW_WRITE = "octavo.write"
 _logger = get_logger(__name__)
 encode_json = msgspec.json.encode
@@ -28,12 +28,12 @@ encode_json = msgspec.json.encode
 class ChunkFrame:
     """The parts of a stream's chunks that never change: all but the choices.
 
-    with_usage: the client asked for usage, so every chunk has the key and one last chunk has the figures.
+    with_usage: the client asked for usage, so every chunk has the key and one last chunk has the figures. start: of its JSON.
     """
 
     def __init__(self, head: Mapping[str, Any], *, with_usage: bool) -> None:
-        self._start = b"data: " + encode_json(head)[:-1] + b","
-        self._head = self._start + b'"choices":['
+        self.start = encode_json(head)[:-1] + b","
+        self._head = b"data: " + self.start + b'"choices":['
         self._tail = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
     def chunk(self, choice: bytes, usage: Mapping[str, Any] | None = None) -> bytes:
@@ -41,10 +41,6 @@ class ChunkFrame:
         if usage is not None:
             return self._head + choice + b'],"usage":' + encode_json(usage) + b"}\n\n"
         return self._head + choice + self._tail
-
-    def event(self, fields: Mapping[str, Any]) -> bytes:
-        """Return one event with these fields, the choices among them."""
-        return self._start + encode_json(fields)[1:] + b"\n\n"
 
 
 def error_end(error: OctavoError) -> bytes:
@@ -105,6 +101,7 @@ class EventStream(Response):
                             await send({"type": "http.response.body", "body": data, "more_body": True})
             finally:
                 keeping.cancel()
+                await asyncio.sleep(0)  # What is written goes out first.
             last = self._end()
         except OctavoError as error:
             _logger.warning("a stream ended with an error: %s", error.message)

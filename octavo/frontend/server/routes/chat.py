@@ -188,7 +188,8 @@ class ChatEncoder(TurnEncoder):
 
     def frame(self, event: Mapping[str, Any]) -> bytes:
         """Return a server-sent event."""
-        return b"data: %b\n\n" % encode_json(event) if "error" in event else self._frame.event(event)
+        start = b"{" if "error" in event else self._frame.start
+        return b"data: " + start + encode_json(event)[1:] + b"\n\n"
 
     @property
     def _usage(self) -> dict[str, Any] | None:

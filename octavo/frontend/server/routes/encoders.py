@@ -49,13 +49,9 @@ class TurnEncoder(Protocol):
         """Return an event as it goes over the wire."""
         ...
 
-    def write(self, events: Events) -> bytes:
-        """Return events as they go over the wire."""
-        return b"".join(map(self.frame, events))
-
     def written(self, delta: TurnDelta) -> bytes:
         """Return what `take` returns as it goes over the wire."""
-        return self.write(self.take(delta))
+        return b"".join(map(self.frame, self.take(delta)))
 
 
 async def make(turn: Turn, encoder: TurnEncoder) -> None:
@@ -80,9 +76,9 @@ async def answer(
             turn.generation,
             encode,
             headers,
-            begin=encoder.write(encoder.begin()),
-            end=lambda: encoder.write(encoder.end()) + done,
-            fail=lambda error: encoder.write(encoder.fail(error)) + done,
+            begin=b"".join(map(encoder.frame, encoder.begin())),
+            end=lambda: b"".join(map(encoder.frame, encoder.end())) + done,
+            fail=lambda error: b"".join(map(encoder.frame, encoder.fail(error))) + done,
             media_type=encoder.media_type,
         )
     async with aclosing(turn.generation):
