@@ -85,7 +85,7 @@ def lines_of(history: Path, label: str, model: str, most: float) -> Iterator[Rou
     """Yield the rounds of one measurement of one model. most: processors that others may have kept busy beside them."""
     for text in history.read_text(encoding="utf-8").splitlines():
         line: dict[str, Any] = json.loads(text)
-        if (line["label"], line["model"]) == (label, model) and line["others"] <= most:
+        if (line["label"], line["model"]) == (label, model) and line.get("others", 0.0) <= most:
             yield line["figures"]
 
 
