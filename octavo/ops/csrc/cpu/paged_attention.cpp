@@ -198,27 +198,38 @@ inline void multiply_tile(const Factor& factor, const float* b, float* c, int64_
         for (int v = 0; v < V; v++) store(c + r * BLOCK + v * WIDTH, FRESH ? sums[r][v] * scale : sums[r][v]);
 }
 
-template <bool PAIRS, bool FRESH, int R, int V, class Factor>
-inline void multiply_rows(const Factor& factor, const float* b, float* c, int64_t row, int64_t rows, int64_t depth, Floats scale) {
+template <bool PAIRS, bool FRESH, int R, int V, class Factor, class Ahead>
+inline void multiply_rows(const Factor& factor, const Ahead& ahead, const float* b, float* c, int64_t row, int64_t rows,
+                          int64_t depth, Floats scale) {
     for (; row + R <= rows; row += R) {
+        ahead(row, row + R);
         auto from_row = [&](int r, int64_t k) { return factor(row + r, k); };
         multiply_tile<PAIRS, FRESH, R, V>(from_row, b, c + row * BLOCK, depth, scale);
     }
-    if constexpr (R > 1) multiply_rows<PAIRS, FRESH, (R > 4 ? 4 : R / 2), V>(factor, b, c, row, rows, depth, scale);
+    if constexpr (R > 1) multiply_rows<PAIRS, FRESH, (R > 4 ? 4 : R / 2), V>(factor, ahead, b, c, row, rows, depth, scale);
 }
 
-template <bool PAIRS, bool FRESH, int V = MOST_VECTORS, class Factor>
-inline void multiply(const Factor& factor, const float* b, float* c, int64_t rows, int64_t depth, int64_t vectors, Floats scale) {
+// Calls ahead(begin, end) before it multiplies rows [begin, end).
+template <bool PAIRS, bool FRESH, int V = MOST_VECTORS, class Factor, class Ahead>
+inline void multiply(const Factor& factor, const Ahead& ahead, const float* b, float* c, int64_t rows, int64_t depth,
+                     int64_t vectors, Floats scale) {
     if constexpr (V > 1) {
-        if (vectors < V) return multiply<PAIRS, FRESH, V - 1>(factor, b, c, rows, depth, vectors, scale);
+        if (vectors < V) return multiply<PAIRS, FRESH, V - 1>(factor, ahead, b, c, rows, depth, vectors, scale);
     }
-    multiply_rows<PAIRS, FRESH, MOST_ROWS, V>(factor, b, c, 0, rows, depth, scale);
+    multiply_rows<PAIRS, FRESH, MOST_ROWS, V>(factor, ahead, b, c, 0, rows, depth, scale);
 }
 
 // BLOCK queries: the features of each, or pairs of them, [depth][BLOCK], and what there is of its answer.
 struct Block {
     float *q, *out, *peaks, *totals, *positions, *slopes;
     int64_t vectors, oldest, newest;
+};
+
+// Where a chunk's keys and values lie.
+template <class T>
+struct Rows {
+    int64_t count;
+    const T *keys[CHUNK], *values[CHUNK];
 };
 
 // A chunk of keys from `first` on: rows of features, and of values, or of pairs of two keys' values.
@@ -267,15 +278,20 @@ inline void weigh(const Block& block, float* scores, int64_t from, int64_t seen,
     store(block.totals + column, total);
 }
 
-template <bool PAIRS>
-inline void attend_chunk(const PagedAttentionArgs& a, const Block& block, const Chunk& chunk, float* scores) {
+// next: what is asked for meanwhile.
+template <bool PAIRS, class T>
+inline void attend_chunk(const PagedAttentionArgs& a, const Block& block, const Chunk& chunk, const Rows<T>& next, float* scores) {
     constexpr int64_t STEP = PAIRS ? 2 : 1;
     // Of the chunk, what somebody in the block sees.
     int64_t seen = min64(chunk.count, block.newest + 1 - chunk.first), from = 0;
     if (a.window != 0) from = max64(0, block.oldest + 1 - a.window - chunk.first) / STEP * STEP;
     if (from >= seen) return;
     auto key = [&](int64_t r, int64_t k) { return chunk.keys[from + r][k]; };
-    multiply<PAIRS, true>(key, block.q, scores + from * BLOCK, seen - from, (a.dim + STEP - 1) / STEP, block.vectors, factor_of(a));
+    auto next_keys = [&](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < min64(end, next.count); n++) prefetch(next.keys[n], a.dim);
+    };
+    multiply<PAIRS, true>(key, next_keys, block.q, scores + from * BLOCK, seen - from, (a.dim + STEP - 1) / STEP, block.vectors,
+                          factor_of(a));
     bool masked = block.oldest < chunk.first + seen - 1 || (a.window != 0 && block.newest - a.window >= chunk.first + from);
     if (masked || a.softcap != 0 || a.slopes != nullptr)
         for (int64_t i = 0; i < block.vectors * WIDTH; i += WIDTH) {
@@ -288,15 +304,19 @@ inline void attend_chunk(const PagedAttentionArgs& a, const Block& block, const 
     for (int64_t i = 0; i < block.vectors * WIDTH; i += WIDTH) weigh<PAIRS>(block, scores, from, seen, a.value_dim, i);
     const float* const* values = chunk.values + from / STEP;
     auto value = [&](int64_t r, int64_t k) { return values[k][r]; };
-    multiply<PAIRS, false>(value, scores + from / STEP * BLOCK, block.out, a.value_dim, (seen - from + STEP - 1) / STEP,
-                           block.vectors, broadcast(1.0f));
+    auto next_values = [&](int64_t begin, int64_t end) {
+        for (int64_t n = begin * CHUNK / a.value_dim; n < min64(end * CHUNK / a.value_dim, next.count); n++)
+            prefetch(next.values[n], a.value_dim);
+    };
+    multiply<PAIRS, false>(value, next_values, scores + from / STEP * BLOCK, block.out, a.value_dim,
+                           (seen - from + STEP - 1) / STEP, block.vectors, broadcast(1.0f));
 }
 
-// Finds a chunk. What cannot be multiplied as it lies is put into `copies`.
+// Makes a chunk of its rows. What cannot be multiplied as it lies is put into `copies`.
 template <bool PAIRS, class T>
-inline void read_chunk(const PagedAttentionArgs& a, const Item& item, Chunk& chunk, float* copies) {
-    const T *keys[CHUNK], *values[CHUNK];
-    find_rows(a, item, chunk.first, chunk.count, keys, values);
+inline void read_chunk(const PagedAttentionArgs& a, const Item& item, const Rows<T>& rows, Chunk& chunk, float* copies) {
+    const T *const *keys = rows.keys, *const *values = rows.values;
+    chunk.count = rows.count;
     for (int64_t n = 0; n < chunk.count; n++) {
         if constexpr (PAIRS || sizeof(T) == 4) {
             chunk.keys[n] = reinterpret_cast<const float*>(keys[n]);
@@ -359,12 +379,20 @@ inline void attend_many(const PagedAttentionArgs& a, const Item& item, float* pa
     float *scores = room.take(CHUNK * BLOCK), *copies = room.take(CHUNK * room_of_rows), *answer = room.take(padded(a.value_dim));
     for (int64_t i = 0; i < num_blocks; i++) blocks[i] = make_block<PAIRS, T>(a, item, queries, i * BLOCK, room);
     Chunk chunk;
-    for (int64_t first = PAIRS ? item.begin & ~1 : item.begin; first < item.end; first += chunk.count) {
-        // Chunks begin at the same tokens whatever the tile.
+    Rows<T> rows, next;
+    const Rows<T> none = {};
+    // Chunks begin at the same tokens whatever the tile.
+    auto find = [&](int64_t first) {
+        next.count = max64(0, min64((first / CHUNK + 1) * CHUNK, item.end) - first);
+        find_rows(a, item, first, next.count, next.keys, next.values);
+    };
+    find(PAIRS ? item.begin & ~1 : item.begin);
+    for (int64_t first = PAIRS ? item.begin & ~1 : item.begin; first < item.end; first += rows.count) {
+        rows = next;
         chunk.first = first;
-        chunk.count = min64((first / CHUNK + 1) * CHUNK, item.end) - first;
-        read_chunk<PAIRS, T>(a, item, chunk, copies);
-        for (int64_t i = 0; i < num_blocks; i++) attend_chunk<PAIRS>(a, blocks[i], chunk, scores);
+        read_chunk<PAIRS, T>(a, item, rows, chunk, copies);
+        find(first + rows.count);
+        for (int64_t i = 0; i < num_blocks; i++) attend_chunk<PAIRS, T>(a, blocks[i], chunk, i == 0 ? next : none, scores);
     }
     for (int64_t m = 0; m < queries.count; m++) {
         const Block& block = blocks[m / BLOCK];
@@ -426,7 +454,7 @@ inline void add_values(const float* weights, const T* const* values, int64_t cou
     for (auto& of_query : sums)
         for (auto& one : of_query) one = broadcast(0.0f);
     for (int64_t k = 0; k < count; k++) {
-        if (fetched != 0 && k + AHEAD < count) prefetch(values[k + AHEAD], fetched);
+        if (fetched != 0) prefetch(values[k + AHEAD], fetched);
         Floats row[N];
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) row[n] = load_part(values[k] + column + n * WIDTH, n + 1 < N ? WIDTH : last);
@@ -479,7 +507,7 @@ inline void weigh_keys(const PagedAttentionArgs& a, float* scores, int64_t first
 }
 
 template <class T>
-inline void attend_few(const PagedAttentionArgs& a, const Item& item, float* parts) {
+inline void attend_few(const PagedAttentionArgs& a, const Item& item, const Item& next, float* parts) {
     using Q = typename Narrow<T>::Type;
     Queries queries(a, item);
     int64_t q_row = rounded_up(a.dim, 32), out_row = padded(a.value_dim), count = item.end - item.begin;
@@ -491,12 +519,14 @@ inline void attend_few(const PagedAttentionArgs& a, const Item& item, float* par
         const T* from = query<T>(a, item, queries, m);
         for (int64_t i = 0; i < a.dim; i++) narrow(widen(from[i]), q + m * q_row + i);
     }
-    const T *keys[SPAN], *values[SPAN];
+    // Behind the keys is asked for the first values, and behind these for the next item's keys.
+    const T *keys[SPAN + AHEAD + WIDTH], *values[SPAN + AHEAD], *unused[AHEAD];
     find_rows(a, item, item.begin, padded(count), keys, values);
+    for (int64_t n = 0; n < AHEAD + WIDTH; n++) keys[padded(count) + n] = values[min64(n, count - 1)];
+    find_rows(a, next, next.begin, AHEAD, values + count, unused);
     Floats factor = factor_of(a);
     for (int64_t n = 0; n < count; n += WIDTH) {
-        for (int64_t i = n + AHEAD; i < n + AHEAD + WIDTH; i++)
-            i < count ? prefetch(keys[i], a.dim) : i - count < AHEAD ? prefetch(values[min64(i - count, count - 1)], a.value_dim) : void();
+        for (int64_t i = n; i < n + WIDTH; i++) prefetch(keys[i + AHEAD], a.dim);
         for (int64_t m = 0; m < queries.count; m++) store(scores + m * SPAN + n, dots(q + m * q_row, keys + n, a.dim) * factor);
     }
     float peaks[FEW_QUERIES], totals[FEW_QUERIES];
@@ -517,8 +547,8 @@ inline void attend_few(const PagedAttentionArgs& a, const Item& item, float* par
 }
 
 template <class T>
-inline void attend(const PagedAttentionArgs& a, const Item& item, float* parts) {
-    if (item.num_tokens * group_of(a) < FEW_QUERIES) return attend_few<T>(a, item, parts);
+inline void attend(const PagedAttentionArgs& a, const Item& item, const Item& next, float* parts) {
+    if (item.num_tokens * group_of(a) < FEW_QUERIES) return attend_few<T>(a, item, next, parts);
 #if defined(__AVX512BF16__)
     // Features are multiplied in pairs.
     if constexpr (sizeof(T) == 2 && sizeof(typename Narrow<T>::Type) == 2) {
@@ -611,7 +641,7 @@ inline void paged_attention(const PagedAttentionArgs& a) {
     for (int64_t row = 0; row < a.num_rows; row++) work += cut_row(a, row, cuts[row], next);
     // A few microseconds of work are done sooner than shared.
     parallel_for(num_items, work < 65536 ? num_items : 1, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++) attend<T>(a, items[i], parts);
+        for (int64_t i = begin; i < end; i++) attend<T>(a, items[i], items[min64(i + 1, end - 1)], parts);
     });
     if (num_parts > 0) {
         parallel_for(a.num_rows, max64(1, 64 * a.num_rows / num_parts), [&](int64_t begin, int64_t end) {
