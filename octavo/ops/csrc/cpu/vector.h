@@ -104,6 +104,26 @@ inline Floats larger(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Floats smaller(Floats a, Floats b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x.v); }
 inline float maximum(Floats x) { return _mm512_reduce_max_ps(x.v); }
+// Lane i: the sum of x[i].
+inline Floats sums(const Floats x[16]) {
+    __m512 two[8], four[4], half[2];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        __m512 a = x[2 * i].v, b = x[2 * i + 1].v;
+        two[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512d a = _mm512_castps_pd(two[2 * i]), b = _mm512_castps_pd(two[2 * i + 1]);
+        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        __m512 a = four[2 * i], b = four[2 * i + 1];
+        half[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    return {_mm512_add_ps(_mm512_shuffle_f32x4(half[0], half[1], 0x88), _mm512_shuffle_f32x4(half[0], half[1], 0xdd))};
+}
 inline Floats nearest(Floats x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // x * 2^n for whole n.
 inline Floats scaled(Floats x, Floats n) { return {_mm512_scalef_ps(x.v, n.v)}; }
@@ -167,6 +187,11 @@ inline float maximum(Floats x) {
     four = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
+inline Floats sums(const Floats x[8]) {
+    __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(x[0].v, x[1].v), _mm256_hadd_ps(x[2].v, x[3].v));
+    __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(x[4].v, x[5].v), _mm256_hadd_ps(x[6].v, x[7].v));
+    return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31))};
+}
 inline Floats nearest(Floats x) { return {_mm256_round_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline Floats scaled(Floats x, Floats n) {
     // In two steps, so that 2^n may be subnormal.
@@ -219,6 +244,9 @@ inline Floats larger(Floats a, Floats b) { return {vmaxq_f32(a.v, b.v)}; }
 inline Floats smaller(Floats a, Floats b) { return {vminq_f32(a.v, b.v)}; }
 inline float sum(Floats x) { return vaddvq_f32(x.v); }
 inline float maximum(Floats x) { return vmaxvq_f32(x.v); }
+inline Floats sums(const Floats x[4]) {
+    return {vpaddq_f32(vpaddq_f32(x[0].v, x[1].v), vpaddq_f32(x[2].v, x[3].v))};
+}
 inline Floats nearest(Floats x) { return {vrndnq_f32(x.v)}; }
 inline Floats scaled(Floats x, Floats n) {
     int32x4_t whole = vcvtq_s32_f32(n.v), half = vshrq_n_s32(whole, 1), bias = vdupq_n_s32(127);
@@ -257,6 +285,7 @@ inline Floats larger(Floats a, Floats b) { return {a.v > b.v ? a.v : b.v}; }
 inline Floats smaller(Floats a, Floats b) { return {a.v < b.v ? a.v : b.v}; }
 inline float sum(Floats x) { return x.v; }
 inline float maximum(Floats x) { return x.v; }
+inline Floats sums(const Floats x[1]) { return x[0]; }
 inline Floats nearest(Floats x) { return {nearbyintf(x.v)}; }
 inline Floats scaled(Floats x, Floats n) { return {ldexpf(x.v, static_cast<int>(n.v))}; }
 #endif
@@ -295,6 +324,18 @@ inline Floats exponential(Floats x) {
     p = fused(p, r, broadcast(1.6666665459e-1f));
     p = fused(p, r, broadcast(5.0000001201e-1f));
     p = fused(p, r * r, r + broadcast(1.0f));
+    return scaled(p, n);
+}
+
+// 2^x within 2 units in the last place, for x below 128; 0 below -160. NaN stays.
+inline Floats power_of_two(Floats x) {
+    Floats bounded = larger(broadcast(-160.0f), x), n = nearest(bounded), r = bounded - n;
+    Floats p = broadcast(1.326472e-3f);
+    p = fused(p, r, broadcast(9.671513e-3f));
+    p = fused(p, r, broadcast(5.5507336e-2f));
+    p = fused(p, r, broadcast(0.24022242f));
+    p = fused(p, r, broadcast(0.693147f));
+    p = fused(p, r, broadcast(1.0f));
     return scaled(p, n);
 }
 
