@@ -66,6 +66,8 @@ void round_unit(const T* x, int32_t* record) {
     memcpy(record + 16, &scale, 4);
     for (int group = 0; group < F.groups_of_unit(); group++) {
         int32_t sum = 0;
+        // Unrolled before it is made of vectors, it would stay single numbers.
+#pragma GCC unroll 1
         for (int i = 0; i < F.group; i++) sum += whole[F.group * group + i];
         const float whole_sum = scale * static_cast<float>(sum);
         const int32_t offset = -F.offset * sum;
