@@ -255,7 +255,7 @@ def judged(notes: list[dict[str, float]]) -> dict[str, dict[str, float]]:
 async def soak(url: str, pid: int, minutes: float, num_clients: int, seed: int) -> dict[str, Any]:
     """Let clients ask for so long; return what came of it."""
     traffic = Traffic(url, num_clients, seed)
-    began, notes = time.monotonic(), list[dict[str, float]]()
+    began, notes, series = time.monotonic(), list[dict[str, float]](), list[list[float]]()
     while time.monotonic() - began < minutes * 60:
         traffic.open.set()
         await asyncio.sleep(min(_PAUSE_EVERY, minutes * 60 / 6))
@@ -266,7 +266,9 @@ async def soak(url: str, pid: int, minutes: float, num_clients: int, seed: int) 
                 traffic.wrong.append(f"an idle server holds {busy}")
                 break
             await asyncio.sleep(0.1)
-        notes.append(held_by(family(pid)))
+        pids = family(pid)
+        notes.append(held_by(pids))
+        series.append([held_by([one])["memory_mb"] for one in pids])
     counters = await traffic.metrics()
     await traffic.close()
     totals = {name: int(sum(v for key, v in counters.items() if f":{name}_total" in key)) for name in _TOTALS}
@@ -280,6 +282,7 @@ async def soak(url: str, pid: int, minutes: float, num_clients: int, seed: int) 
         "totals": totals,
         "pauses": len(notes),
         "held": held,
+        "memory_mb_by_process": series[:: max(1, len(series) // 12)],
         "grown": grown,
     }
 
