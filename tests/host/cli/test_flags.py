@@ -121,13 +121,22 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str], arguments: list
         (["--max-model-len", "-5"], "max_model_len", "at least 1"),
         (["--max-num-queued-tokens", "-1"], "max_num_queued_tokens", "at least 0"),
         (["--queue-timeout", "-0.5"], "queue_timeout", "at least 0"),
+        (["--max-restarts", "0"], "max_restarts", "between 1 and 1000"),
     ],
 )
 def test_out_of_range(arguments: list[str], field: str, span: str) -> None:
     parsed = _parse(*arguments)
     with pytest.raises(ConfigError, match=span) as caught:
-        serve_config(parsed) if field == "port" else engine_config(parsed)
+        serve_config(parsed) if field in ("port", "max_restarts") else engine_config(parsed)
     assert caught.value.field == field
+
+
+def test_restarts_are_one_of_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve_config(_parse("--restart-policy", "never")).restart_policy == "never"
+    with pytest.raises(SystemExit):
+        _parse("--restart-policy", "always")
+    assert "never" in (said := capsys.readouterr().err)
+    assert "--restart-policy" in said
 
 
 def test_command_line_is_the_inverse_of_parsing() -> None:
