@@ -73,6 +73,9 @@ class ServeConfig:
     enable_access_log: bool = option(
         False, "log every call: client, method, path, status and time; never headers, queries or bodies"
     )
+    log_format: Literal["auto", "text", "json"] = option(
+        "auto", "form of log lines: json is one object a line; auto: as OCTAVO_LOG_FORMAT says, or else text"
+    )
     enable_log_requests: bool = option(False, "log every request: its id and sizes, never its text")
     disable_log_stats: bool = option(False, "no log line on what the server does")
     log_stats_interval: float = option(10.0, "seconds between two such lines; an idle server is silent", low=0.1)

@@ -131,12 +131,15 @@ def test_out_of_range(arguments: list[str], field: str, span: str) -> None:
     assert caught.value.field == field
 
 
-def test_restarts_are_one_of_two(capsys: pytest.CaptureFixture[str]) -> None:
-    assert serve_config(_parse("--restart-policy", "never")).restart_policy == "never"
+@pytest.mark.parametrize(
+    ("flag", "good", "bad"), [("restart-policy", "never", "always"), ("log-format", "json", "xml")]
+)
+def test_one_of_a_few_words(capsys: pytest.CaptureFixture[str], flag: str, good: str, bad: str) -> None:
+    assert getattr(serve_config(_parse(f"--{flag}", good)), flag.replace("-", "_")) == good
     with pytest.raises(SystemExit):
-        _parse("--restart-policy", "always")
-    assert "never" in (said := capsys.readouterr().err)
-    assert "--restart-policy" in said
+        _parse(f"--{flag}", bad)
+    assert f"--{flag}" in (said := capsys.readouterr().err)
+    assert good in said
 
 
 def test_command_line_is_the_inverse_of_parsing() -> None:
