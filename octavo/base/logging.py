@@ -22,7 +22,7 @@ class _Json(logging.Formatter):
             "logger": record.name,
             "process": record.process,
             "message": record.getMessage(),
-            **getattr(record, "fields", {}),
+            **vars(record).get("fields", {}),
         }
         if record.exc_info:
             row["exception"] = self.formatException(record.exc_info)
