@@ -7,6 +7,7 @@ into a process of its own with a `TextService` in front (`octavo serve`, `AsyncL
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from octavo.base.errors import ConfigError, InvalidRequestError, OctavoError
+from octavo.base.errors import ConfigError, EngineDeadError, InvalidRequestError, OctavoError
 from octavo.base.facts import DeviceFacts
 from octavo.base.logging import get_logger
 from octavo.checkpoint.open import open_checkpoint
@@ -30,7 +31,7 @@ from octavo.engine.client import EngineClient
 from octavo.engine.executor import Executor, WorkerReport
 from octavo.engine.kvcache.geometry import Geometry, solve
 from octavo.engine.process import RunningEngine
-from octavo.engine.spawn import EngineElsewhere, EngineProcess
+from octavo.engine.spawn import EngineElsewhere, EngineProcess, Restarts
 from octavo.engine.transport.cache_events import CacheEventPublisher
 from octavo.frontend.intake import Intake
 from octavo.frontend.service import TextService
@@ -40,6 +41,7 @@ from octavo.protocol.output import Ready
 from octavo.worker.spec import Weights, WorkerSpec
 
 _log = get_logger(__name__)
+_WATCH_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ def build_local(config: EngineConfig) -> LocalEngine:
     checkpoint = open_checkpoint(config.model)
     text = _open_text(checkpoint)
     engine = build_engine(config, checkpoint)
-    intake = _intake(config, checkpoint, text, engine.ready, None)
+    intake = _intake(config, checkpoint, text, engine.ready.max_model_len, None)
     alone = config.parallel.num_ranks == 1
     return LocalEngine(engine=engine, intake=dataclasses.replace(intake, takes_functions=alone))
 
@@ -206,29 +208,68 @@ def start_engine(config: EngineConfig, num_fronts: int = 1) -> EngineProcess:
     return EngineProcess("octavo.launch:build_from_options", msgspec.msgpack.encode(config), num_fronts)
 
 
-async def connect(
+async def open_service(
     config: EngineConfig, process: EngineProcess | EngineElsewhere, *, max_logprobs: int | None = None
 ) -> TextService:
-    """Wait until the engine is loaded and return the service in front of it; the process is stopped if that fails.
+    """Return the service in front of an engine that may still load; the process is stopped if that fails.
 
     max_logprobs: alternatives per token that a request may ask for; None is no limit.
     """
     client = EngineClient(process)
-    loading = asyncio.create_task(client.start())
     try:
         # The front reads the tokenizer while the engine reads the weights.
         checkpoint = await asyncio.to_thread(open_checkpoint, config.model)
         text = await asyncio.to_thread(_open_text, checkpoint)
         if text[1] is not None:
             text[1].start()  # The first chat need not wait for it.
-        ready = await loading
     except BaseException:
-        loading.cancel()
         await client.close()
-        await asyncio.gather(loading, return_exceptions=True)
         raise
-    intake = _intake(config, checkpoint, text, ready, max_logprobs)
-    return TextService(client, intake, config.schedule)
+    longest = config.model.max_model_len or checkpoint.facts.max_position
+    return TextService(client, _intake(config, checkpoint, text, longest, max_logprobs), config.schedule)
+
+
+async def connect(
+    config: EngineConfig, process: EngineProcess | EngineElsewhere, *, max_logprobs: int | None = None
+) -> TextService:
+    """Wait until the engine is loaded and return the service in front of it, as `open_service` does."""
+    service = await open_service(config, process, max_logprobs=max_logprobs)
+    try:
+        await service.start()
+    except BaseException:
+        await service.close()
+        raise
+    return service
+
+
+async def keep_running(
+    service: TextService,
+    process: EngineProcess | EngineElsewhere,
+    restarts: Restarts | None,
+    ready: Callable[[], None],
+) -> None:
+    """Wait until the engine is loaded; where the service `restarts`, start it again whenever it dies, until that is cancelled.
+
+    restarts: says when; None: its owner does it. ready: called whenever the engine is. Raises what stopped the first start, and
+    EngineDeadError when it is not started again any more.
+    """
+    await service.start()
+    ready()
+    while service.restarts:
+        error = await service.ended()
+        if service.draining:
+            return
+        delay = 0.0 if restarts is None else restarts.delay()
+        if delay is None:
+            raise EngineDeadError(f"the engine died too often, at last of this: {error.message}")
+        _log.warning("the engine is started again in %g s, because: %s", delay, error.message)
+        await asyncio.gather(asyncio.to_thread(process.end), asyncio.sleep(delay))
+        while not process.restart():
+            await asyncio.sleep(_WATCH_SECONDS)
+        service.go_on_with(EngineClient(process))
+        with contextlib.suppress(OctavoError):  # Then it is dead again.
+            await service.start()
+            ready()
 
 
 async def start_service(config: EngineConfig, *, max_logprobs: int | None = None) -> TextService:
@@ -267,12 +308,12 @@ def _vocabulary(checkpoint: Checkpoint) -> Vocabulary:
 
 
 def _intake(
-    config: EngineConfig, checkpoint: Checkpoint, text: _Text, ready: Ready, max_logprobs: int | None
+    config: EngineConfig, checkpoint: Checkpoint, text: _Text, max_model_len: int, max_logprobs: int | None
 ) -> Intake:
     tokenizer, template = text
     return Intake(
         facts=checkpoint.facts,
-        max_model_len=ready.max_model_len,
+        max_model_len=max_model_len,
         tokenizer=tokenizer,
         template=template,
         max_logprobs=max_logprobs,

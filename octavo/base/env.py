@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 _KNOWN = {
     "OCTAVO_LOG_LEVEL": "log level of all processes: DEBUG, INFO, WARNING or ERROR",
+    "OCTAVO_LOG_FORMAT": "form of log lines of all processes: text, or json, one object a line",
     "OCTAVO_CACHE": "folder of what is computed once and kept, compiled kernels for example; unset is octavo in the user's cache",
     "OCTAVO_CPU_LEVEL": "widest instruction set of kernels: scalar, avx2, avx512, vnni, bf16, amx; unset: the best",
     "OCTAVO_PLUGINS": "comma-separated names of the plugins to load; unset loads all",
@@ -27,6 +28,7 @@ class Env:
     """The environment as read at start."""
 
     log_level: str
+    log_format: str
     cache: str
     cpu_level: str | None
     plugins: tuple[str, ...] | None
@@ -47,6 +49,7 @@ def read_env() -> Env:
     hf_home = get("HF_HOME") or os.path.join(cache_home, "huggingface")
     return Env(
         log_level=get("OCTAVO_LOG_LEVEL", "INFO").upper(),
+        log_format=get("OCTAVO_LOG_FORMAT") or "text",
         cache=get("OCTAVO_CACHE") or os.path.join(cache_home, "octavo"),
         cpu_level=get("OCTAVO_CPU_LEVEL") or None,
         plugins=None if plugins is None else tuple(p for p in plugins.split(",") if p),
@@ -86,9 +89,14 @@ def set_variables() -> dict[str, str]:
 def default_log_level(level: str) -> bool:
     """Set the log level of this process's children, unless the user has set one; returns whether it was set.
 
-    The one variable that Octavo ever sets, so that all processes of a command are equally quiet.
+    So that all processes of a command are equally quiet.
     """
     if "OCTAVO_LOG_LEVEL" in os.environ:  # noqa: TID251
         return False
     os.environ["OCTAVO_LOG_LEVEL"] = level  # noqa: TID251
     return True
+
+
+def share_log_format(name: str) -> None:
+    """Set the form of log lines of this process's children."""
+    os.environ["OCTAVO_LOG_FORMAT"] = name  # noqa: TID251

@@ -72,6 +72,13 @@ class EngineDeadError(OctavoError):
     kind = "engine_dead_error"
 
 
+class EngineStartingError(OctavoError):
+    """The engine loads its model, for the first time or because it died; it will serve again."""
+
+    status = 503
+    kind = "engine_starting_error"
+
+
 class ShuttingDownError(OctavoError):
     """The server drains: running requests finish, new ones are refused."""
 

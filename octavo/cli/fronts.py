@@ -7,6 +7,7 @@ second one at once. A front that dies ends the server, because the engine would 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -22,9 +23,9 @@ from octavo.base.logging import get_logger
 from octavo.config.engine import EngineConfig
 from octavo.config.serve import ServeConfig
 from octavo.engine.child import Child, Parent
-from octavo.engine.spawn import EngineElsewhere, EngineProcess
+from octavo.engine.spawn import EngineElsewhere, EngineProcess, Restarts
 from octavo.frontend.server.app import create_app
-from octavo.frontend.server.serve import serve_http
+from octavo.frontend.server.serve import serve_http, url_of
 from octavo.observe.metrics import ServerMetrics
 
 _log = get_logger(__name__)
@@ -35,12 +36,11 @@ _ENDED_EARLY = 128 + signal.SIGTERM
 
 
 class FrontStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a front is told. pid: of the engine. descriptor: of the socket that all fronts listen on."""
+    """What a front is told. home: of the engine. descriptor: of the socket that all fronts listen on."""
 
     engine: EngineConfig
     server: ServeConfig
-    folder: str
-    pid: int
+    home: str
     front: int
     descriptor: int
 
@@ -50,49 +50,74 @@ def run_fronts(engine: EngineConfig, server: ServeConfig, taken: socket.socket, 
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
-    fd, folder = taken.fileno(), process.folder
+    fd, home = taken.fileno(), process.home
     starts = [
-        FrontStart(engine=engine, server=server, folder=folder, pid=process.pid, front=index, descriptor=fd)
+        FrontStart(engine=engine, server=server, home=home, front=index, descriptor=fd)
         for index in range(server.api_server_count)
     ]
     fronts = [Child("octavo.cli.fronts", msgspec.msgpack.encode(start), "a front", files=(fd,)) for start in starts]
     taken.close()  # A port that its fronts have left is free.
-    dead = False
+    restarts, restart_at, lost = _restarts(server), math.inf, False
     try:
         while any(front.status is None for front in fronts):
             time.sleep(_WATCH_SECONDS)
-            if not dead and (ending := process.ending()) is not None:
-                dead = True
+            ends = bool(signals) or any(front.status is not None for front in fronts)
+            if not lost and restart_at == math.inf and (ending := process.ending()) is not None:
                 _log.error("%s", ending)
-                process.stop()  # Its folder goes, and the fronts see that.
+                process.end()  # Its folder goes, and the fronts see that.
+                delay = restarts.delay()
+                lost, restart_at = delay is None, time.monotonic() + (delay or 0.0)
+            if not (lost or ends) and time.monotonic() >= restart_at:
+                restart_at = math.inf
+                process.restart()
             for front in fronts:
                 if len(signals) > 1:
                     front.kill()
-                elif signals or any(one.status is not None for one in fronts):
+                elif ends or (lost and server.restart_policy != "never"):
                     front.ask()
     finally:
         process.stop()
-    return max(abs(front.status or 0) for front in fronts)
+    given_up = lost and server.restart_policy != "never" and not signals
+    return max(int(given_up), *(abs(front.status or 0) for front in fronts))
+
+
+def _restarts(server: ServeConfig) -> Restarts:
+    return Restarts(server.max_restarts if server.restart_policy != "never" else 0)
 
 
 async def serve_front(
     engine: EngineConfig, server: ServeConfig, taken: socket.socket, process: EngineProcess | EngineElsewhere
 ) -> int:
     """Answer HTTP in front of an engine, until a signal; return the exit status."""
-    loading = asyncio.ensure_future(launch.connect(engine, process, max_logprobs=server.max_logprobs))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, loading.cancel)
+    opening = asyncio.ensure_future(launch.open_service(engine, process, max_logprobs=server.max_logprobs))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, opening.cancel)
     try:
-        service = await loading
+        service = await opening
     except asyncio.CancelledError:
         return _ENDED_EARLY
+    service.restarts = server.restart_policy != "never"
+    app = create_app(service, server, model=engine.model.model)
+    metrics: ServerMetrics = app.state.context.metrics
+    ready = asyncio.Event()
+
+    def on_ready() -> None:
+        ready.set()
+        metrics.num_restarts = process.generation
+        _log.info("ready on %s", url_of(taken, "https" if server.ssl_certfile else "http"))
+
+    tasks: list[asyncio.Task[None]] = []
+    if server.api_server_count > 1:
+        metrics.share(Path(process.home), process.front)
+        tasks.append(asyncio.create_task(_publish(metrics)))
+    restarts = _restarts(server) if isinstance(process, EngineProcess) else None
+    tasks.append(asyncio.create_task(launch.keep_running(service, process, restarts, on_ready)))
     try:
-        app = create_app(service, server, model=engine.model.model)
-        if server.api_server_count > 1:
-            metrics: ServerMetrics = app.state.context.metrics
-            metrics.share(Path(process.folder), process.front)
-            app.state.publishing = asyncio.create_task(_publish(metrics))  # A task that nobody holds may vanish.
-        return await serve_http(app, service, server, taken)
+        status = await serve_http(app, service, server, taken, tasks[-1])
+        return status if ready.is_set() else _ENDED_EARLY
     finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await service.close()
 
 
@@ -111,7 +136,7 @@ async def _serve(start: FrontStart, parent: Parent) -> int:
 
     loop.add_reader(parent.descriptor, parent_gone)
     taken = socket.socket(fileno=start.descriptor)
-    return await serve_front(start.engine, start.server, taken, EngineElsewhere(start.folder, start.front, start.pid))
+    return await serve_front(start.engine, start.server, taken, EngineElsewhere(start.home, start.front))
 
 
 def main() -> int:

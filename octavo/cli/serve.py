@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from octavo import launch
 from octavo.base.env import read_env
 from octavo.base.errors import ConfigError
-from octavo.base.logging import get_logger
+from octavo.base.logging import get_logger, set_log_format
 from octavo.checkpoint.open import open_checkpoint
 from octavo.cli.fronts import run_fronts, serve_front
 from octavo.config.engine import EngineConfig
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str]) -> int:
     add_serve_flags(parser)
     parsed = parser.parse_args([*shlex.split(read_env().serve_args), *arguments])
     engine, server = engine_config(parsed), serve_config(parsed)
+    if server.log_format != "auto":
+        set_log_format(server.log_format)
     if "model" not in given_options(parsed):
         # It may have been meant, and taken for one more value of the flag before it.
         _log.warning("no MODEL was given: serving the embedded one, demo")

@@ -20,7 +20,7 @@ class ServeConfig:
     uds: str | None = option(None, "path of a Unix socket to listen on, instead of host and port")
     root_path: str = option("", "path under which a proxy shows the server")
     api_key: tuple[str, ...] = option(
-        (), "keys of which clients send one, on every route but /health, /ping and the page; OCTAVO_API_KEY is one more"
+        (), "keys of which clients send one, on every route but probes and the page; OCTAVO_API_KEY is one more"
     )
     admin_api_key: tuple[str, ...] = option(
         (), "keys for the operator's routes (cache reset, stats), and all others; OCTAVO_ADMIN_API_KEY is one more"
@@ -42,6 +42,12 @@ class ServeConfig:
     )
     max_loaded_models: int = option(1, "models that are loaded at once, where several are served", low=1)
     shutdown_timeout: float = option(30.0, "seconds that running requests get to finish after SIGTERM", low=0.0)
+    restart_policy: Literal["never", "on-failure"] = option(
+        "on-failure", "whether an engine that died is started again; requests get 503 meanwhile, or for good"
+    )
+    max_restarts: int = option(
+        5, "restarts of the engine within ten minutes, after which the server ends with status 1", low=1, high=1000
+    )
     read_timeout: float = option(60.0, "seconds in which a request must have come whole; then 408", low=0.1)
     write_timeout: float = option(60.0, "seconds in which a client must take what waits for it", low=0.1)
     timeout_keep_alive: int = option(5, "seconds that a connection is kept for the next request", low=0)
@@ -66,6 +72,9 @@ class ServeConfig:
     )
     enable_access_log: bool = option(
         False, "log every call: client, method, path, status and time; never headers, queries or bodies"
+    )
+    log_format: Literal["auto", "text", "json"] = option(
+        "auto", "form of log lines: json is one object a line; auto: as OCTAVO_LOG_FORMAT says, or else text"
     )
     enable_log_requests: bool = option(False, "log every request: its id and sizes, never its text")
     disable_log_stats: bool = option(False, "no log line on what the server does")

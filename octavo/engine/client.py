@@ -30,7 +30,8 @@ _log = get_logger(__name__)
 class EngineClient:
     """Talks to one engine. All methods belong to the event loop in which `start` was awaited.
 
-    stats: the latest, None until the engine is loaded. dead: why nothing can be generated any more, None while it can.
+    stats: the latest, None until the engine is loaded. dead: why nothing can be generated any more, None while it can; `ended`
+    is set then.
     """
 
     def __init__(self, process: EngineProcess | EngineElsewhere) -> None:
@@ -45,6 +46,7 @@ class EngineClient:
         self._heard = time.monotonic()
         self._closed = False
         self._stopped = False
+        self.ended = asyncio.Event()
 
     async def start(self) -> Ready:
         """Wait until the engine is loaded. Raises what stopped it: ConfigError, CheckpointError, EngineDeadError."""
@@ -57,10 +59,15 @@ class EngineClient:
         return await self._ready
 
     @property
+    def loading(self) -> bool:
+        """Whether the engine is still to be ready."""
+        return self.dead is None and (self._ready is None or not self._ready.done())
+
+    @property
     def healthy(self) -> bool:
         """Whether the engine is loaded, alive, not stopped, and has given a sign of life in the last seconds."""
-        loaded = self._ready is not None and self._ready.done() and self.dead is None and not self._stopped
-        return loaded and time.monotonic() - self._heard < HEARTBEAT_SECONDS * _MISSED_BEATS
+        running = not (self.loading or self.dead or self._stopped)
+        return running and time.monotonic() - self._heard < HEARTBEAT_SECONDS * _MISSED_BEATS
 
     def new_key(self) -> int:
         """Return a key for a new Request."""
@@ -165,6 +172,7 @@ class EngineClient:
         if self.dead is not None:
             return
         self.dead = error
+        self.ended.set()
         if self.stats is not None:  # Nobody holds anything any more; what was counted stays.
             self.stats = msgspec.structs.replace(
                 self.stats, num_running=0, num_waiting=0, used_slots=0, used_pages=0, pending_pages=0

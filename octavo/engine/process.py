@@ -32,11 +32,15 @@ _GRACE_SECONDS = 5.0
 
 
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine process is told. factory: "module:function", called with `options`, returns a RunningEngine."""
+    """What an engine process is told. factory: "module:function", called with `options`, returns a RunningEngine.
+
+    folder: where its sockets lie, in `home`, which goes with its parent.
+    """
 
     factory: str
     options: bytes
     folder: str
+    home: str
     num_fronts: int = 1
 
 
@@ -95,7 +99,7 @@ class _Watch(threading.Thread):
         if self.serving:
             self.ended.wait(_GRACE_SECONDS)
         if not self.ended.is_set():
-            remove_folder(self._told.folder)
+            remove_folder(self._told.home)
             os._exit(0)
 
 
@@ -149,7 +153,7 @@ def main() -> int:
             engine.shutdown()
         channel.close()
         if watch.stopping.is_set():
-            remove_folder(start.folder)
+            remove_folder(start.home)
         watch.ended.set()
     return 0
 

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from octavo.base.errors import (
+    EngineStartingError,
     InvalidRequestError,
+    OctavoError,
     QueuedTokensError,
     QueueFullError,
     QueueTimeoutError,
@@ -150,13 +152,15 @@ class TextService:
     """Text generation by one engine in another process.
 
     max_model_len: prompt and output tokens together. tokenizer: None with skip_tokenizer_init. sampling: the model's own
-    defaults of sampling parameters. limits: of what may wait for the engine to begin with it.
+    defaults of sampling parameters. limits: of what may wait for the engine to begin with it. restarts: whether a dead engine
+    will be started again.
     """
 
     def __init__(self, client: EngineClient, intake: Intake, limits: ScheduleConfig | None = None) -> None:
         self.max_model_len: int = intake.max_model_len
         self.tokenizer: Tokenizer | None = intake.tokenizer
         self.sampling: Mapping[str, Any] = intake.sampling
+        self.restarts = False
         self._client = client
         self._intake = intake
         self._limits = limits or ScheduleConfig()
@@ -165,6 +169,22 @@ class TextService:
         self._draining = False
         self._idle = asyncio.Event()
         self._threads = ThreadPoolExecutor(_NUM_TEXT_THREADS, thread_name_prefix="text")
+
+    async def start(self) -> None:
+        """Wait until the engine is loaded. Raises what stopped it: ConfigError, CheckpointError, EngineDeadError."""
+        self.max_model_len = (await self._client.start()).max_model_len
+        self._intake = dataclasses.replace(self._intake, max_model_len=self.max_model_len)
+
+    async def ended(self) -> OctavoError:
+        """Return what the engine died of, once it is dead."""
+        await self._client.ended.wait()
+        assert self._client.dead is not None
+        return self._client.dead
+
+    def go_on_with(self, client: EngineClient) -> None:
+        """Take another engine in place of the dead one, with which all that was open has failed; `start` waits for it."""
+        self._client.disconnect()
+        self._client = client
 
     async def generate(
         self,
@@ -293,6 +313,23 @@ class TextService:
         return self._client.healthy
 
     @property
+    def alive(self) -> bool:
+        """Whether it helps to wait: False once the engine is dead for good, or gives no sign of life."""
+        client = self._client
+        return client.healthy or client.loading or (client.dead is not None and self.restarts)
+
+    def problem(self) -> OctavoError | None:
+        """Return why no request is taken now; None if they are."""
+        client = self._client
+        if self._draining:
+            return ShuttingDownError("the server is shutting down and takes no new requests")
+        if client.loading:
+            return EngineStartingError("the model is being loaded; try again later")
+        if client.dead is not None and self.restarts:
+            return EngineStartingError(f"the engine is started again: {client.dead.message}; try again later")
+        return client.dead
+
+    @property
     def draining(self) -> bool:
         """Whether new requests are refused because of a shutdown."""
         return self._draining
@@ -360,10 +397,9 @@ class TextService:
         return stream
 
     def _check_admission(self, num_tokens: int = 0) -> None:
-        if self._client.dead is not None:
-            raise self._client.dead
-        if self._draining:
-            raise ShuttingDownError("the server is shutting down and takes no new requests")
+        problem = self.problem()
+        if problem is not None:
+            raise problem
         most, most_tokens = self._limits.max_num_queued_reqs, self._limits.max_num_queued_tokens
         if most and self._num_waiting() >= most:
             raise QueueFullError(f"{most} requests are waiting already; try again later")

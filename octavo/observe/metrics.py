@@ -103,7 +103,7 @@ class ServerMetrics(Collector):
     """All metrics of one server and its engine. One thread only.
 
     stats: returns the engine's latest totals, None until it is loaded. names: first part of every name, "octavo", "vllm" or
-    "both".
+    "both". num_restarts: of the engine, as whoever watches it says.
     """
 
     def __init__(self, model_name: str, stats: Callable[[], EngineStats | None], *, names: str = "octavo") -> None:
@@ -112,6 +112,7 @@ class ServerMetrics(Collector):
         self._names = tuple(_PREFIXES) if names == "both" else (names,)
         self._folder: Path | None = None
         self._front = 0
+        self.num_restarts = 0
         self._joined: tuple[ServerMetrics, ...] = ()
         self._histograms = {name: Histogram(name, *described) for name, described in _HISTOGRAMS.items()}
         self._totals = _Totals()
@@ -162,7 +163,7 @@ class ServerMetrics(Collector):
             return generate_latest(self._registry)
         self.publish()
         every = ServerMetrics(self._model_name, self._stats)
-        every._names = self._names
+        every._names, every.num_restarts = self._names, self.num_restarts
         every._add(self._told())
         for path in self._folder.glob("metrics-*[0-9]"):
             if path.name != f"metrics-{self._front}":
@@ -196,6 +197,7 @@ class ServerMetrics(Collector):
             page = _Page(f"{name}:", {"model_name": self._model_name, **_PREFIXES[name]})
             yield from _engine_gauges(page, stats)
             yield from _engine_totals(page, stats)
+            yield page.counter("engine_restarts", "Restarts of an engine that died.", self.num_restarts)
             yield from self._front_totals(page)
             for histogram in self._histograms.values():
                 yield histogram.family(page.prefix, page.labels)

@@ -66,7 +66,7 @@ def test_requests_go_in_and_tokens_come_out():
             assert len(client._streams) == 0
             assert client.stats.num_steps >= 4
             assert (await client.control(ResetPrefixCache())).ok
-            pid, folder = process.pid, process.folder
+            pid, folder = process.pid, process.home
         assert gone(pid, 5)
         assert not os.path.exists(folder)
         with pytest.raises(EngineDeadError, match="shut down"):
@@ -83,7 +83,7 @@ def test_what_stops_a_start_is_raised_as_itself():
             await client.start()
         assert not client.healthy
         await client.close()
-        assert not os.path.exists(process.folder)
+        assert not os.path.exists(process.home)
 
     asyncio.run(run())
 
@@ -171,7 +171,7 @@ from tests.engine_process.starting import start_process
 from octavo.engine.transport.channel import FrontChannel
 process = start_process(load_seconds=float(sys.argv[1]))
 channel = FrontChannel(process.folder)
-print(process.pid, process.folder, flush=True)
+print(process.pid, process.home, flush=True)
 time.sleep(60)
 """
 
@@ -204,7 +204,7 @@ def test_the_engine_process_starts_without_torch_and_fast():
 def test_two_fronts_of_one_engine_hear_their_own_tokens_and_of_its_end():
     async def run() -> None:
         process = start_process(num_fronts=2)
-        clients = [EngineClient(process), EngineClient(EngineElsewhere(process.folder, 1))]
+        clients = [EngineClient(process), EngineClient(EngineElsewhere(process.home, 1))]
         try:
             await asyncio.gather(*(client.start() for client in clients))
             asked = [(asyncio.Event(), client) for client in clients for _ in range(3)]
@@ -219,7 +219,7 @@ def test_two_fronts_of_one_engine_hear_their_own_tokens_and_of_its_end():
             assert [ack.ok for ack in acks] == [True, True]
             await clients[1].close()  # Of no consequence for an engine that is another's.
             assert process.ending() is None
-            other = EngineClient(EngineElsewhere(process.folder, 1))
+            other = EngineClient(EngineElsewhere(process.home, 1))
             clients.append(other)
             loading = asyncio.ensure_future(other.start())
             await asyncio.sleep(0)

@@ -107,8 +107,8 @@ def within(seconds: float, holds: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def serve(model: Path, *flags: str) -> Iterator[Server]:
-    """Yield a server. When it has ended, no process, shared memory or file of it may be left."""
+def serve(model: Path, *flags: str, waits: bool = True) -> Iterator[Server]:
+    """Yield a server, ready if the test waits. When it has ended, no process, shared memory or file of it may be left."""
     # A folder of its own for what is temporary: what is left there is the server's. A socket's path has to be short.
     folder = Path(tempfile.mkdtemp(prefix="faults-", dir="/tmp"))
     folders = {"TMPDIR": folder, "OCTAVO_CACHE": folder / "cache", "TORCHINDUCTOR_CACHE_DIR": model.parent / "torch"}
@@ -123,7 +123,7 @@ def serve(model: Path, *flags: str) -> Iterator[Server]:
         folder=folder,
     )
     try:
-        wait_until(lambda: server.healthy() or server.process.poll() is not None, 60)
+        wait_until(lambda: not waits or server.healthy() or server.process.poll() is not None, 60)
         server.family()
         yield server
         server.family()

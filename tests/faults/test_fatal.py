@@ -14,7 +14,7 @@ import pytest
 from tests.faults.serving import TRUTH_SECONDS, Server, serve, within
 from tests.faults.worker import BREAKING_SEED
 
-FLAGS = ("--max-model-len", "2048", "--num-pages", "512", "--max-num-seqs", "8")
+FLAGS = ("--max-model-len", "2048", "--num-pages", "512", "--max-num-seqs", "8", "--restart-policy", "never")
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_a_model_that_is_not_there_stops_the_process_it_started():
         with pytest.raises(CheckpointError, match="nowhere"):
             await launch.connect(config, process)
         assert process.ending() is not None
-        assert not os.path.exists(process.folder)
+        assert not os.path.exists(process.home)
 
     asyncio.run(run())
 

@@ -190,7 +190,7 @@ def test_a_prompt_that_can_never_fit_its_pages_fails_alone_and_a_shut_engine_say
 def test_streams_aborts_and_the_end_of_an_async_engine(demo_gguf, llm):
     expected = texts(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     engine = AsyncLLM(demo_gguf, **OPTIONS)
-    pid, folder = engine._process.pid, engine._process.folder
+    pid, folder = engine._process.pid, engine._process.home
 
     async def answer(prompt: str) -> str:
         last, shown = None, []

@@ -8,7 +8,9 @@ from typing import Any
 
 from octavo.base.errors import (
     EngineDeadError,
+    EngineStartingError,
     InvalidRequestError,
+    OctavoError,
     QueueFullError,
     QueueTimeoutError,
     ShuttingDownError,
@@ -145,6 +147,7 @@ class FakeService(TextService):
         self.template: str | None = "{{ messages }}<tool_call>"
         self.delay = 0.0
         self.dead = False
+        self.restarts = False
         self.aborting = False
         self.fail_at: int | None = None
         self.num_cached = 0
@@ -159,10 +162,9 @@ class FakeService(TextService):
         self._draining = False
 
     async def generate(self, prompt: Any, params: SamplingParams, **options: Any) -> FakeStream:
-        if self._draining:
-            raise ShuttingDownError("the server is shutting down")
-        if self.dead:
-            raise EngineDeadError("the engine is dead")
+        problem = self.problem()
+        if problem is not None:
+            raise problem
         if self.queue_full:
             raise QueueFullError("the queue is full")
         tokens = self.words.encode(prompt) if isinstance(prompt, str) else prompt
@@ -205,6 +207,17 @@ class FakeService(TextService):
     @property
     def healthy(self) -> bool:
         return not self.dead
+
+    @property
+    def alive(self) -> bool:
+        return not self.dead or self.restarts
+
+    def problem(self) -> OctavoError | None:
+        if self._draining:
+            return ShuttingDownError("the server is shutting down")
+        if self.dead and self.restarts:
+            return EngineStartingError("the engine is started again")
+        return EngineDeadError("the engine is dead") if self.dead else None
 
     @property
     def draining(self) -> bool:

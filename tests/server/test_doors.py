@@ -102,7 +102,17 @@ def test_no_route_is_forgotten(service: FakeService) -> None:
         path for (_, path, _), got in zip(asked, _ask(service, config, *asked), strict=True) if got.status_code != 401
     }
     assert len(asked) > 10
-    assert open_ones == {"/", "/docs", "/openapi.json", "/health", "/ping", "/reset_prefix_cache", "/stats"}
+    assert open_ones == {
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/health",
+        "/live",
+        "/ready",
+        "/ping",
+        "/reset_prefix_cache",
+        "/stats",
+    }
     assert service.num_resets == 0
 
 

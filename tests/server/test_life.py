@@ -146,9 +146,13 @@ def test_a_dead_engine_says_so(service: FakeService, config: ServeConfig) -> Non
             await asyncio.sleep(0.03)
             service.dead = True
             later = await http.post("/v1/completions", json=TEXT)
-            return [await streaming, await waiting, later, await http.get("/health"), await http.get("/v1/models")]
+            found = [await streaming, await waiting, later, await http.get("/health"), await http.get("/v1/models")]
+            return [*found, await http.get("/metrics")]
 
-    streaming, waiting, later, health, models = run(ask())
+    streaming, waiting, later, health, models, metrics = run(ask())
+    counted = samples(metrics.text)
+    assert counted['octavo:request_success_total{finished_reason="error",model_name="tiny"}'] == 3
+    assert counted['octavo:request_success_total{finished_reason="abort",model_name="tiny"}'] == 0
     events = events_of(streaming.text)
     assert json.loads(events[-2])["error"]["type"] == "engine_dead_error"
     assert events[-1] == "[DONE]"

@@ -49,6 +49,22 @@ def test_health_and_version(service: FakeService, config: ServeConfig) -> None:
     assert version.json() == {"version": __version__}
 
 
+def test_probes_differ(service: FakeService, config: ServeConfig) -> None:
+    paths = ("/live", "/ready", "/health", "/ping")
+
+    async def ask() -> list[list[int]]:
+        found = []
+        async with client(service, config) as http:
+            for state in ("serves", "is started again", "is dead", "drains"):
+                service.dead = state in ("is started again", "is dead")
+                service.restarts = state == "is started again"
+                service._draining = state == "drains"
+                found.append([(await http.get(path)).status_code for path in paths])
+        return found
+
+    assert run(ask()) == [[200] * 4, [200, 503, 503, 503], [503] * 4, [200, 503, 503, 503]]
+
+
 def test_reset_prefix_cache(service: FakeService, config: ServeConfig) -> None:
     async def ask() -> Any:
         async with client(service, config) as http:
@@ -131,6 +147,7 @@ def test_names_and_types_of_all_families(service: FakeService, config: ServeConf
     gauges += " kv_cache_usage_perc num_pages pool_pages num_tokens_waiting queue_wait_seconds saturation"
     counters = "prefix_cache_queries prefix_cache_hits num_preemptions corrupted_requests engine_steps prompt_tokens"
     counters += " prompt_tokens_cached prompt_tokens_by_source generation_tokens request_success admission_rejections"
+    counters += " engine_restarts"
     histograms = "time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds"
     histograms += " request_queue_time_seconds request_prompt_tokens request_generation_tokens"
     histograms += " request_time_per_output_token_seconds request_inference_time_seconds request_prefill_time_seconds"

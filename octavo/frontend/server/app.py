@@ -56,7 +56,9 @@ ROUTES: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = 
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("GET", "/health", health.health),
+    ("GET", "/ready", health.health),
     ("GET POST", "/ping", health.health),
+    ("GET", "/live", health.live),
     ("GET", "/load", health.load),
     ("GET", "/version", health.version),
     ("GET", "/metrics", health.metrics),
@@ -82,8 +84,9 @@ class _Application(Starlette):
         try:
             await super().__call__(scope, receive, watched)
         finally:
-            client, seconds = (scope["client"] or ("-",))[0], time.monotonic() - began
-            _log.info("%s %s %s %d %.3f s", client, scope["method"], quote(scope["path"]), status, seconds)
+            fields = {"client": (scope["client"] or ("-",))[0], "method": scope["method"], "path": quote(scope["path"])}
+            fields |= {"status": status, "seconds": time.monotonic() - began}
+            _log.info("%s %s %s %d %.3f s", *fields.values(), extra={"fields": fields})
 
 
 def create_app(service: TextService, config: ServeConfig, *, model: str) -> Starlette:

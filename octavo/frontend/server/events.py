@@ -24,7 +24,7 @@ from octavo.base.logging import get_logger
 from octavo.frontend.server.context import ServerContext
 from octavo.frontend.service import RequestStream
 from octavo.observe.metrics import ServerMetrics
-from octavo.protocol.output import CompletionOutput, Logprob, RequestOutput
+from octavo.protocol.output import CompletionOutput, FinishReason, Logprob, RequestOutput
 from octavo.protocol.sampling import SamplingParams
 
 Prompt = str | list[int]
@@ -90,8 +90,11 @@ class Generation:
                 return
             async for prompt_index, output in merge(self._streams):
                 yield self._taken(prompt_index, output)
-        except QueueTimeoutError as error:
-            self._context.metrics.count_rejected(error.reason)
+        except OctavoError as error:
+            if isinstance(error, QueueTimeoutError):
+                self._context.metrics.count_rejected(error.reason)
+            for tally in self._tallies:
+                tally.ending = "error"
             raise
 
     def _taken(self, prompt_index: int, output: RequestOutput) -> list[CompletionOutput]:
@@ -217,6 +220,7 @@ class _Tally:
         self._last = [0.0] * params.n
         self._counts = [0] * params.n
         self._unfinished = params.n
+        self.ending: FinishReason = "abort"
         self._closed = False
         self._begun = 0.0
         self._first_scheduled: float | None = None
@@ -258,12 +262,12 @@ class _Tally:
             self._first_scheduled = min(self._arrival + waited, now)
 
     def close(self) -> None:
-        """Count the request once; what has not finished was aborted."""
+        """Count the request once; what has not finished ended as `ending` says."""
         if self._closed:
             return
         self._closed = True
         observe, most = self._metrics.observe, max(self._counts)
-        self._metrics.count_finish("abort", self._unfinished)
+        self._metrics.count_finish(self.ending, self._unfinished)
         observe("request_prompt_tokens", self.num_prompt)
         observe("request_generation_tokens", self.num_generated)
         observe("request_params_n", self._params.n)

@@ -1,4 +1,4 @@
-"""What a server tells of itself, and what its operator may ask: /health, /ping, /load, /version, /metrics, /stats, /v1/models …
+"""What a server tells of itself, and what its operator may ask: /health, /live, /load, /version, /metrics, /stats, /v1/models …
 
 And its pages: the playground at /, and /docs with its /openapi.json. They need nothing from elsewhere.
 """
@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.base.errors import EngineDeadError, ShuttingDownError
+from octavo.base.errors import EngineDeadError
 from octavo.base.version import VERSION
 from octavo.frontend.server.context import ServerContext, context_of
 from octavo.frontend.server.errors import route_path
@@ -35,11 +35,19 @@ _PAGE_HEADERS = {"Content-Security-Policy": _POLICY, "Cache-Control": "no-cache"
 
 
 async def health(request: Request) -> Response:
-    """200 when requests are served; 503 when the engine is dead or the server drains."""
+    """200 when requests are served; 503 while the engine loads, is started again or is dead, and when the server drains."""
     service = context_of(request).service
-    if service.draining:
-        raise ShuttingDownError("the server is shutting down")
+    problem = service.problem()
+    if problem is not None:
+        raise problem
     if not service.healthy:
+        raise EngineDeadError("the engine gives no sign of life")
+    return json_response({"status": "ok"})
+
+
+async def live(request: Request) -> Response:
+    """200 as long as it helps to wait; 503 once the engine is dead for good, or gives no sign of life."""
+    if not context_of(request).service.alive:
         raise EngineDeadError("the engine is dead; restart the server")
     return json_response({"status": "ok"})
 

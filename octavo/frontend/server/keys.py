@@ -18,7 +18,7 @@ from octavo.frontend.server.errors import AuthenticationError, ForbiddenError, e
 from octavo.frontend.server.health import PAGES
 
 # Pages show nothing without a key: what they call wants one.
-OPEN = ("/health", "/ping", *PAGES)
+OPEN = ("/health", "/ping", "/ready", "/live", *PAGES)
 ADMIN = ("/reset_prefix_cache", "/stats")
 _POLICY_VIOLATION = 1008
 

@@ -1,7 +1,7 @@
 """The listening socket, the HTTP server on it, and its orderly end.
 
-The port is taken before the model loads, so that a port in use is an error within the first second; connections are
-refused until the server is ready, so a client that polls /health sees no half-started server.
+The port is taken before the model loads, so that a port in use is an error within the first second. As soon as the tokenizer is
+read the probes answer: /live with 200, /ready and every request with 503 until the engine is loaded.
 
 The first SIGTERM or SIGINT drains: new requests get 503, running ones have `shutdown_timeout` seconds. The second ends the
 server at once.
@@ -97,9 +97,24 @@ def url_of(taken: socket.socket, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-async def serve_http(app: Starlette, service: TextService | Shelf, config: ServeConfig, taken: socket.socket) -> int:
-    """Serve until a signal; return the exit status: 0 after an orderly end, 1 if a second signal cut it short."""
+async def serve_http(
+    app: Starlette,
+    service: TextService | Shelf,
+    config: ServeConfig,
+    taken: socket.socket,
+    running: asyncio.Task[None] | None = None,
+) -> int:
+    """Serve until a signal; return the exit status: 0 after an orderly end, 1 if a second signal cut it short.
+
+    running: watches over the engine; what it raises ends the server, and is raised.
+    """
     server = _Server(_uvicorn_config(app, config))
+
+    def on_running_ended(task: asyncio.Task[None]) -> None:
+        server.should_exit |= not task.cancelled() and task.exception() is not None
+
+    if running is not None:
+        running.add_done_callback(on_running_ended)
     loop = asyncio.get_running_loop()
     ending: list[asyncio.Task[None]] = []
     logging = None
@@ -118,7 +133,7 @@ async def serve_http(app: Starlette, service: TextService | Shelf, config: Serve
         loop.add_signal_handler(number, on_signal)
     thresholds = gc.get_threshold()
     try:
-        _logger.info("ready on %s", url_of(taken, "https" if config.ssl_certfile else "http"))
+        _logger.info("listening on %s", url_of(taken, "https" if config.ssl_certfile else "http"))
         gc.freeze()
         gc.set_threshold(10_000, *thresholds[1:])  # A step's news to all streams are no reason to look for garbage.
         await server.serve(sockets=[taken])
@@ -131,6 +146,8 @@ async def serve_http(app: Starlette, service: TextService | Shelf, config: Serve
             task.cancel()
         if config.uds is not None:
             Path(config.uds).unlink(missing_ok=True)
+    if running is not None and running.done():
+        running.result()
     return 1 if server.force_exit else 0
 
 

@@ -49,7 +49,7 @@ class Shelf:
     """
 
     max_model_len = tokenizer = chat_template = None
-    healthy = True  # An engine that died is started again by the next request for it.
+    healthy = alive = True  # An engine that died is started again by the next request for it.
 
     def __init__(
         self, names: Sequence[str], load: Callable[[str], Awaitable[ServerContext]], *, most: int, max_waiting: int = 0
@@ -68,6 +68,10 @@ class Shelf:
     def loaded(self) -> dict[str, TextService]:
         """The services of the models whose engines run."""
         return {name: book.context.service for name, book in self._books.items()}
+
+    def problem(self) -> OctavoError | None:
+        """Return why no request is taken now; None if they are."""
+        return ShuttingDownError("the server is shutting down and takes no new requests") if self.draining else None
 
     def stats(self) -> EngineStats:
         """Return the sum of all engines that run."""
@@ -123,8 +127,8 @@ class Shelf:
                 if name not in self._books:
                     while len(self._books) >= self._most:
                         await self._return(next(iter(self._books)), receive)
-                    if self.draining:
-                        raise ShuttingDownError("the server is shutting down and takes no new requests")
+                    if (problem := self.problem()) is not None:
+                        raise problem
                     _log.info("loading %s", name)
                     self._books[name] = _Book(context=await self._load(name))
                     self._books[name].idle.set()

@@ -121,13 +121,25 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str], arguments: list
         (["--max-model-len", "-5"], "max_model_len", "at least 1"),
         (["--max-num-queued-tokens", "-1"], "max_num_queued_tokens", "at least 0"),
         (["--queue-timeout", "-0.5"], "queue_timeout", "at least 0"),
+        (["--max-restarts", "0"], "max_restarts", "between 1 and 1000"),
     ],
 )
 def test_out_of_range(arguments: list[str], field: str, span: str) -> None:
     parsed = _parse(*arguments)
     with pytest.raises(ConfigError, match=span) as caught:
-        serve_config(parsed) if field == "port" else engine_config(parsed)
+        serve_config(parsed) if field in ("port", "max_restarts") else engine_config(parsed)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("flag", "good", "bad"), [("restart-policy", "never", "always"), ("log-format", "json", "xml")]
+)
+def test_one_of_a_few_words(capsys: pytest.CaptureFixture[str], flag: str, good: str, bad: str) -> None:
+    assert getattr(serve_config(_parse(f"--{flag}", good)), flag.replace("-", "_")) == good
+    with pytest.raises(SystemExit):
+        _parse(f"--{flag}", bad)
+    assert f"--{flag}" in (said := capsys.readouterr().err)
+    assert good in said
 
 
 def test_command_line_is_the_inverse_of_parsing() -> None:
