@@ -227,9 +227,11 @@ def family(pid: int) -> list[int]:
 
 def held_by(pids: list[int]) -> dict[str, float]:
     """Return what processes hold together: memory, descriptors, threads."""
-    held: collections.Counter[str] = collections.Counter()
+    held = collections.Counter[str](memory_mb=0, threads=0, descriptors=0)
     for pid in pids:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        if "VmRSS" not in status:
+            continue  # It has ended and waits for its parent.
         held["memory_mb"] += int(status["VmRSS"].split()[0]) // 1024
         held["threads"] += int(status["Threads"])
         held["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))

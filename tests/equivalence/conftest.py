@@ -17,7 +17,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny
     return functools.cache(lambda name: TinyModel(name, folder))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def forked_engines() -> Iterator[None]:
     with nursery():
         yield

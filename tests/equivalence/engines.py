@@ -150,7 +150,7 @@ class ServedEngine:
 
     async def _connect(self, config: EngineConfig, num_fronts: int) -> list[TextService]:
         process = launch.start_engine(config, num_fronts)
-        others = [EngineElsewhere(process.folder, front, process.pid) for front in range(1, num_fronts)]
+        others = [EngineElsewhere(process.home, front) for front in range(1, num_fronts)]
         return await asyncio.gather(*(launch.connect(config, one) for one in (process, *others)))
 
     def _await(self, work: Coroutine[Any, Any, Any]) -> Any:

@@ -192,6 +192,11 @@ class TinyModel:
                 row.take(logits)
             ids = torch.tensor([row.tokens[-1:] for row in rows])
 
+    @torch.inference_mode()
+    def last_logits(self, text: list[int]) -> np.ndarray:
+        """Return the oracle's logits after a text, float64 [V]."""
+        return self._oracle(torch.tensor([text]), use_cache=False).logits[0, -1].double().numpy()
+
     @functools.cached_property
     def prompt_logprobs(self) -> list[list[float]]:
         """The oracle's log-probabilities of every prompt's tokens but the first."""

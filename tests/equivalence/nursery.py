@@ -139,13 +139,16 @@ def _serve(place: str) -> None:
                 line, _ = door.accept()
                 with line:
                     data, files, _, _ = socket.recv_fds(line, 200, 2)
+                    if len(files) != 2:
+                        continue  # Whoever asked has ended.
                     told, end = files
                     pid = os.fork()
                     if pid == 0:
                         _be(data.decode(), told, [woken, waking, end, line.fileno(), door.fileno(), *ends.values()])
                     os.close(told)
                     ends[pid] = end
-                    line.send(str(pid).encode())
+                    with contextlib.suppress(BrokenPipeError):  # The child of whoever has ended sees that itself.
+                        line.send(str(pid).encode())
             if 0 in readable:
                 break
     for pid in ends:

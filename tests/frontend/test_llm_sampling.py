@@ -42,7 +42,7 @@ def test_penalties_change_what_a_plain_loop_says(llm, model):
     tokens = llm.get_tokenizer().encode(PROMPT)
     num_prompt = len(tokens)
     for _ in range(8):
-        (logits,) = model._last_logits([tokens])
+        logits = model.last_logits(tokens)
         tokens.append(int(penalized(torch.from_numpy(logits), tokens, num_prompt, **asked).argmax()))
     (got,) = ids(ask(llm, **{f"{name}_penalty": value for name, value in asked.items()}))
     assert got == tokens[num_prompt:]

@@ -110,7 +110,7 @@ def test_named_tokens_are_reported_in_place_of_the_likeliest(model):
     assert first.token_ids == likeliest.outputs[0].token_ids == plain.outputs[0].token_ids
     assert plain.outputs[0].logprobs is None
     for place, token in enumerate(first.token_ids):
-        (logits,) = model._last_logits([[*prompt, *first.token_ids[:place]]])
+        logits = model.last_logits([*prompt, *first.token_ids[:place]])
         want, entries = logits - np.logaddexp.reduce(logits), first.logprobs[place]
         assert set(entries) == {token, 5, 140, 7}
         assert {i: one.logprob for i, one in entries.items()} == pytest.approx({i: want[i] for i in entries}, abs=1e-3)
@@ -173,11 +173,11 @@ def test_the_mode_is_an_option_of_the_engine(model, mode):
     with LLM(model.path, **OPTIONS, logprobs_mode=mode) as llm:
         (output,) = llm.generate([tokens], params, use_tqdm=False)
     (chosen,) = output.outputs[0].token_ids
-    (logits,) = model._last_logits([tokens])
+    logits = model.last_logits(tokens)
     want = logits / 0.5 if mode.startswith("processed") else logits
     want = want - np.logaddexp.reduce(want) if mode.endswith("logprobs") else want
     assert output.outputs[0].logprobs[0][chosen].logprob == pytest.approx(want[chosen], abs=1e-3)
     raw = output.prompt_logprobs[-1][tokens[-1]].logprob
-    (before,) = model._last_logits([tokens[:-1]])
+    before = model.last_logits(tokens[:-1])
     before = before - np.logaddexp.reduce(before) if mode.endswith("logprobs") else before
     assert raw == pytest.approx(before[tokens[-1]], abs=1e-3)
