@@ -153,6 +153,8 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
 ]  # fmt: skip
 
 WRONG_METHODS = [
+    ("POST", "/live"),
+    ("POST", "/ready"),
     ("POST", "/api/tags"),
     ("PUT", "/api/version"),
     ("GET", "/api/chat"),
