@@ -167,7 +167,7 @@ class ModelRunner:
 
         What rows sample is left to `mask` if some of them wait for that; then the result is there only after it.
         """
-        assert not self.waits, "a plan came before the masks of the last"
+        assert self._held is None, "a plan came before the masks of the last"
         changes = self.slots.stage(plan)
         rows = self._rows(plan)
         found = (
