@@ -57,7 +57,7 @@ def run_fronts(engine: EngineConfig, server: ServeConfig, taken: socket.socket, 
     ]
     fronts = [Child("octavo.cli.fronts", msgspec.msgpack.encode(start), "a front", files=(fd,)) for start in starts]
     taken.close()  # A port that its fronts have left is free.
-    restarts, restart_at, lost = _restarts(server), math.inf, False
+    restarts, supervised, restart_at, lost = _restarts(server), server.restart_policy != "never", math.inf, False
     try:
         while any(front.status is None for front in fronts):
             time.sleep(_WATCH_SECONDS)
@@ -73,11 +73,11 @@ def run_fronts(engine: EngineConfig, server: ServeConfig, taken: socket.socket, 
             for front in fronts:
                 if len(signals) > 1:
                     front.kill()
-                elif ends or (lost and server.restart_policy != "never"):
+                elif ends or (lost and supervised):
                     front.ask()
     finally:
         process.stop()
-    given_up = lost and server.restart_policy != "never" and not signals
+    given_up = lost and supervised and not signals
     return max(int(given_up), *(abs(front.status or 0) for front in fronts))
 
 
