@@ -217,6 +217,9 @@ def test_it_fits_a_phone_and_can_be_used_with_the_keyboard_alone(service: FakeSe
         )
         assert unnamed == 0
         assert await page.evaluate("[...document.querySelectorAll('button')].every((b) => b.textContent.trim())")
+        for name in ("no model yet", "a model whose name is longer than a telephone is wide"):
+            await page.evaluate("(name) => document.querySelector('#model').replaceChildren(new Option(name))", name)
+            assert await page.evaluate(width) <= PHONE["width"]
 
     _use(service, config, steps, viewport=PHONE)
     assert service.conversations[0][0][0]["content"] == "Hi\nthere"
