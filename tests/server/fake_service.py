@@ -79,7 +79,8 @@ class FakeStream(RequestStream):
         self._service = service
         self._params = params
         self._position = 0
-        self._count = min(params.max_tokens or 8, MAX_MODEL_LEN - len(tokens))
+        # Thousands of choices say little each: a million tokens would take longer than any test may.
+        self._count = min(params.max_tokens or 8, MAX_MODEL_LEN - len(tokens), max(1, 2**14 // params.n))
         self._metrics = RequestMetrics(arrival=10.0, first_scheduled=10.25)
         self.closed = False
         self.ended = False
