@@ -146,6 +146,7 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
     client = await asyncio.create_subprocess_exec(*command, *sizes, stdout=asyncio.subprocess.PIPE)
     while service.num_open < streams:
         await asyncio.sleep(0.001)
+    time.sleep(asked.stall)
     profiler = cProfile.Profile(time.process_time)
     with profiler if asked.profile else contextlib.nullcontext():
         processor, clock, system = time.process_time(), time.perf_counter(), os.times().system
@@ -189,6 +190,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=100, help="of each stream")
     parser.add_argument("--interval-ms", type=float, default=0.0, help="between two messages of the engine")
+    parser.add_argument(
+        "--stall", type=float, default=0.0, help="seconds that the front does nothing once all are open"
+    )
     parser.add_argument("--profile", help="file for cProfile's figures")
     parser.add_argument("--client", help="URL: be the client")
     asked = parser.parse_args()

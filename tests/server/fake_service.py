@@ -22,6 +22,7 @@ from octavo.protocol.sampling import SamplingParams
 
 VOCAB = 1000
 MAX_MODEL_LEN = 64
+MAX_LOGPROBS = 20
 WORDS = ["Ein", " Oktav", " hat", " acht", " Blätter", ",", " 八", " 🙂"]
 
 
@@ -175,6 +176,9 @@ class FakeService(TextService):
         for field, ids in [("prompt", tokens), *((name, getattr(params, name) or ()) for name in named)]:
             if any(not 0 <= token < VOCAB for token in ids):
                 raise InvalidRequestError(f"{field}: not in the vocabulary", field=field)
+        for field in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, field) or 0) > MAX_LOGPROBS:
+                raise InvalidRequestError(f"{field} must be at most {MAX_LOGPROBS}", field=field)
         if len(tokens) >= MAX_MODEL_LEN:
             raise InvalidRequestError(f"the prompt has {len(tokens)} tokens, of {MAX_MODEL_LEN}", field="prompt")
         self.requests.append((tokens, params, options))
@@ -182,6 +186,9 @@ class FakeService(TextService):
         stream.prompt = prompt if isinstance(prompt, str) else None
         self.open.add(stream)
         return stream
+
+    async def beam_search(self, *args: Any, **options: Any) -> Any:
+        raise InvalidRequestError("nothing is searched here", field="use_beam_search")
 
     async def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         checked_messages(messages)
